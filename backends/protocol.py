@@ -1,0 +1,247 @@
+"""Wire types of the OpenAI dialect: what a client may send, what a server answers, what usage means.
+
+Requests are validated by converting the decoded JSON into these structs; the decoded dictionary itself is kept
+and forwarded, so fields that Tierline does not know survive untouched. Shared by the gateway, the backends'
+clients and the engine's own server; it imports nothing of Tierline.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+# JSON objects that are passed through without being interpreted.
+Json = dict[str, Any]
+
+
+class FunctionCall(msgspec.Struct, omit_defaults=True):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCall(msgspec.Struct, omit_defaults=True):
+    id: str | None = None
+    type: str | None = None
+    function: FunctionCall | None = None
+    index: int | None = None
+
+
+class Message(msgspec.Struct, omit_defaults=True):
+    """One turn of a conversation. `content` is text or a list of typed parts."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[Json] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    function_call: FunctionCall | None = None
+    refusal: str | None = None
+
+
+class StreamOptions(msgspec.Struct, omit_defaults=True):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class ChatRequest(msgspec.Struct, omit_defaults=True):
+    """`POST /v1/chat/completions`: every documented parameter with its type; ranges are checked by `validate`."""
+
+    model: str
+    messages: list[Message]
+    audio: Json | None = None
+    frequency_penalty: float | None = None
+    function_call: str | Json | None = None
+    functions: list[Json] | None = None
+    logit_bias: dict[str, float] | None = None
+    logprobs: bool | None = None
+    max_completion_tokens: int | None = None
+    max_tokens: int | None = None
+    metadata: dict[str, str] | None = None
+    modalities: list[str] | None = None
+    n: int | None = None
+    parallel_tool_calls: bool | None = None
+    prediction: Json | None = None
+    presence_penalty: float | None = None
+    prompt_cache_key: str | None = None
+    reasoning_effort: str | None = None
+    response_format: Json | None = None
+    safety_identifier: str | None = None
+    seed: int | None = None
+    service_tier: str | None = None
+    stop: str | list[str] | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    tool_choice: str | Json | None = None
+    tools: list[Json] | None = None
+    top_logprobs: int | None = None
+    top_p: float | None = None
+    user: str | None = None
+    verbosity: str | None = None
+    web_search_options: Json | None = None
+
+
+class PromptTokensDetails(msgspec.Struct, omit_defaults=True):
+    cached_tokens: int | None = None
+    audio_tokens: int | None = None
+    cache_creation_tokens: int | None = None
+
+
+class CompletionTokensDetails(msgspec.Struct, omit_defaults=True):
+    reasoning_tokens: int | None = None
+    audio_tokens: int | None = None
+    accepted_prediction_tokens: int | None = None
+    rejected_prediction_tokens: int | None = None
+
+
+class Usage(msgspec.Struct, omit_defaults=True):
+    """Token counts as the OpenAI dialect reports them; `cached_tokens` are part of `prompt_tokens`."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    total_tokens: int | None = None
+    prompt_tokens_details: PromptTokensDetails | None = None
+    completion_tokens_details: CompletionTokensDetails | None = None
+
+
+class Delta(msgspec.Struct, omit_defaults=True):
+    role: str | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class ChunkChoice(msgspec.Struct, omit_defaults=True):
+    index: int = 0
+    delta: Delta = msgspec.field(default_factory=Delta)
+    finish_reason: str | None = None
+    logprobs: Json | None = None
+
+
+class ChatChunk(msgspec.Struct, omit_defaults=True):
+    """One `data:` event of a stream. Decoded to meter it; the bytes themselves are relayed."""
+
+    id: str | None = None
+    object: str | None = None
+    created: int | None = None
+    model: str | None = None
+    choices: list[ChunkChoice] = msgspec.field(default_factory=list)
+    usage: Usage | None = None
+    error: Json | None = None
+
+
+class AnswerMessage(msgspec.Struct, omit_defaults=True):
+    role: str | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class AnswerChoice(msgspec.Struct, omit_defaults=True):
+    index: int = 0
+    message: AnswerMessage = msgspec.field(default_factory=AnswerMessage)
+    finish_reason: str | None = None
+    logprobs: Json | None = None
+
+
+class ChatCompletion(msgspec.Struct, omit_defaults=True):
+    """The non-streaming answer."""
+
+    id: str | None = None
+    object: str | None = None
+    created: int | None = None
+    model: str | None = None
+    choices: list[AnswerChoice] = msgspec.field(default_factory=list)
+    usage: Usage | None = None
+    error: Json | None = None
+
+
+class InvalidRequest(ValueError):
+    """A request that no backend should see. `param` names the field, `code` is stable for programs."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str = "invalid_value") -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("temperature", 0, 2),
+    ("top_p", 0, 1),
+    ("frequency_penalty", -2, 2),
+    ("presence_penalty", -2, 2),
+    ("n", 1, 128),
+    ("top_logprobs", 0, 20),
+    ("max_tokens", 1, 2**31 - 1),
+    ("max_completion_tokens", 1, 2**31 - 1),
+    ("seed", -(2**63), 2**63 - 1),
+)
+
+
+def validate(request: ChatRequest) -> None:
+    """Check ranges and combinations of a chat request.
+
+    Raises:
+        InvalidRequest: names the parameter and says what is allowed.
+    """
+    if not request.messages:
+        raise InvalidRequest("'messages' must hold at least one message.", param="messages", code="empty_array")
+    for name, low, high in _RANGES:
+        value = getattr(request, name)
+        if value is not None and not low <= value <= high:
+            raise InvalidRequest(f"'{name}' must be between {low} and {high}, got {value}.", param=name)
+    if request.top_logprobs is not None and not request.logprobs:
+        raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
+    stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    if len(stops) > 4:
+        raise InvalidRequest("'stop' takes at most 4 strings.", param="stop", code="array_too_long")
+    if any(not stop for stop in stops):
+        raise InvalidRequest("'stop' must not hold an empty string.", param="stop")
+    for token, bias in (request.logit_bias or {}).items():
+        if not token.isdigit():
+            raise InvalidRequest(f"'logit_bias' keys are token ids, got {token!r}.", param="logit_bias")
+        if not -100 <= bias <= 100:
+            raise InvalidRequest(f"'logit_bias' values must be between -100 and 100, got {bias}.", param="logit_bias")
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequest("'stream_options' is only allowed with 'stream': true.", param="stream_options")
+    if request.tool_choice is not None and not (request.tools or request.functions):
+        raise InvalidRequest("'tool_choice' is only allowed when 'tools' are given.", param="tool_choice")
+    _validate_messages(request.messages)
+
+
+def _validate_messages(messages: list[Message]) -> None:
+    for i, message in enumerate(messages):
+        where = f"messages[{i}]"
+        if message.content is None and message.role in ("system", "developer", "user", "tool"):
+            raise InvalidRequest(
+                f"'{where}.content' must be a string or a list of parts.",
+                param=f"{where}.content",
+                code="invalid_type",
+            )
+        if message.role == "tool" and not message.tool_call_id:
+            raise InvalidRequest(
+                f"'{where}.tool_call_id' is missing: a tool message answers one tool call.",
+                param=f"{where}.tool_call_id",
+                code="missing_required_parameter",
+            )
+        if isinstance(message.content, list):
+            for j, part in enumerate(message.content):
+                if not isinstance(part.get("type"), str):
+                    raise InvalidRequest(
+                        f"'{where}.content[{j}].type' must be a string such as \"text\".",
+                        param=f"{where}.content[{j}].type",
+                        code="invalid_type",
+                    )
+
+
+def text_of(content: str | list[Json] | None) -> str:
+    """The text of a message: the string itself, or its text parts joined by newlines."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    return "\n".join(str(part["text"]) for part in content if part.get("type") == "text" and "text" in part)

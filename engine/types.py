@@ -1,0 +1,110 @@
+"""What passes between the engine's parts: sampling parameters, one step's plan, one step's results.
+
+The scheduler makes a `StepPlan`, the runner turns it into one `RowResult` per row, the loop hands those to the
+scheduler and to the clients. No tensor and no text crosses these types: tokens are ints, pages are ints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen. Defaults are those of the OpenAI API, `top_k` and `min_p` off."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    logprobs: int | None = None  # None: none; k: the chosen token and the k most likely
+    max_tokens: int = 16
+    min_tokens: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+
+
+@dataclass(slots=True)
+class StepRow:
+    """One sequence's share of a step: compute `token_ids` at positions `start, start + 1, ...`.
+
+    `block_table` covers positions `0 .. start + len(token_ids) - 1`, page `p` holding positions
+    `p * block_size .. (p + 1) * block_size - 1`. With `sample`, the last position yields the next token.
+    """
+
+    request_id: int
+    token_ids: Sequence[int]
+    start: int
+    block_table: Sequence[int]
+    sample: bool
+    params: SamplingParams
+    # All tokens so far, prompt first: what penalties and seeds look at. Not to be kept or changed by the runner.
+    all_token_ids: Sequence[int]
+    num_prompt_tokens: int
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """Rows with one new token come first, longer ones (prefill chunks) after them."""
+
+    rows: list[StepRow]
+    # Requests that ended since the last plan: whatever the runner keeps for them can go.
+    finished: list[int] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(row.token_ids) for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural logarithms, before temperature and penalties. `top` is sorted, most likely first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """What a row yielded: a token if the row samples, or the error that ends this request and no other."""
+
+    request_id: int
+    token_id: int | None = None
+    logprob: TokenLogprob | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGeometry:
+    """The KV cache's shape. Page 0 is the null page: zeroed, never handed out."""
+
+    num_blocks: int
+    block_size: int
+    bytes_per_token: int
+
+
+class Runner(Protocol):
+    """Turns plans into tokens. Owns all tensors: weights, KV pages, scratch."""
+
+    geometry: CacheGeometry
+    max_model_len: int
+
+    def execute(self, plan: StepPlan) -> list[RowResult]:
+        """One forward pass over all rows; one result per row, in order. A fault of one row is that row's `error`."""
+        ...

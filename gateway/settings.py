@@ -1,0 +1,222 @@
+"""`tierline.yaml`, the platform engineer's file: listeners, storage, tiers, models, backends, engines, cache.
+
+Unknown keys are refused with file, line and a suggestion. Relative paths are relative to the file. Secrets never
+stand in the file: a backend names the environment variable that holds its key.
+"""
+
+from __future__ import annotations
+
+import os
+from decimal import Decimal
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from policies import yamlfile
+from policies.yamlfile import Document, InvalidFile
+from tiers import TIERS
+
+TierName = Literal["small", "medium", "large", "xlarge"]
+Capability = Literal["tools", "vision", "json_schema", "logprobs", "reasoning", "prefill", "audio"]
+
+
+class Strict(BaseModel):
+    """Base of all configuration: unknown keys are errors, instances do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LogSettings(Strict):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
+    prompts: bool = Field(False, description="Write prompts and answers to the log. Off unless you are debugging.")
+
+
+class ServerSettings(Strict):
+    host: str = "127.0.0.1"
+    port: int = Field(8080, ge=0, le=65535)
+    workers: int = Field(1, ge=1, le=64, description="More than one needs storage.redis_url: they share limits there.")
+    max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024)
+    drain_seconds: float = Field(20.0, ge=0, description="How long running requests may finish after SIGTERM.")
+    log: LogSettings = LogSettings()
+
+
+class StorageSettings(Strict):
+    data_dir: Path = Field(Path("var"), description="Database, journal, models, sockets, first key.")
+    database_url: str | None = Field(None, description="SQLAlchemy URL; default: SQLite in data_dir.")
+    redis_url: str | None = None
+
+
+class Price(Strict):
+    """What a model costs, in US dollars per million tokens, with the name of its version for the ledger."""
+
+    version: str = Field("local-1", min_length=1, max_length=64)
+    input_usd_per_million: Decimal = Field(ge=0)
+    output_usd_per_million: Decimal = Field(ge=0)
+    cached_input_usd_per_million: Decimal | None = Field(None, ge=0, description="Default: the input price.")
+
+
+class ModelSettings(Strict):
+    """One public model name and where it is served. `price` overrides the bundled price list."""
+
+    tier: TierName
+    backend: str
+    upstream_model: str | None = Field(None, description="The backend's name of the model; default: the same.")
+    parameters_billion: float | None = Field(None, gt=0)
+    context_length: int = Field(8192, ge=128)
+    max_output_tokens: int | None = Field(None, ge=1)
+    capabilities: frozenset[Capability] = frozenset()
+    price: Price | None = None
+    price_as: str | None = Field(None, description="PROVIDER:MODEL in the bundled price list, such as openai:gpt-4o.")
+
+
+class Timeouts(Strict):
+    """Deadlines of one attempt, in seconds."""
+
+    connect_s: float = Field(2.0, gt=0)
+    first_token_s: float = Field(60.0, gt=0)
+    between_tokens_s: float = Field(30.0, gt=0)
+    total_s: float = Field(600.0, gt=0)
+
+
+class BackendSettings(Strict):
+    """A server that serves models: either `engine` (the bundled one, by name) or `base_urls` (anything else)."""
+
+    engine: str | None = None
+    base_urls: tuple[str, ...] = ()
+    api_key_env: str | None = Field(None, description="Environment variable that holds the backend's API key.")
+    headers: dict[str, str] = {}
+    max_outstanding: int = Field(256, ge=1, description="Requests at once per replica.")
+    attempts: int = Field(2, ge=1, le=10, description="Tries per candidate, before the next candidate.")
+    timeouts: Timeouts = Timeouts()
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if bool(self.engine) == bool(self.base_urls):
+            raise ValueError("give either 'engine' or 'base_urls'")
+        for url in self.base_urls:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"a base URL starts with http:// or https://, got {url!r}")
+        return self
+
+
+class EngineSettings(Strict):
+    """One bundled engine process, started by `tierline up`."""
+
+    model: str = Field(description="A pulled model's name or the path of a GGUF file.")
+    host: str = "127.0.0.1"
+    port: int = Field(8101, ge=0, le=65535)
+    threads: int | None = Field(None, ge=1)
+    max_model_len: int | None = Field(None, ge=128)
+    max_num_seqs: int = Field(64, ge=1)
+    max_num_batched_tokens: int = Field(512, ge=16)
+    kv_cache_bytes: int | None = Field(None, ge=1 << 20)
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    autostart: bool = True
+
+
+class CacheSettings(Strict):
+    enabled: bool = True
+    embedder: str = "all-MiniLM-L6-v2"
+    similarity_threshold: float = Field(0.95, gt=0, le=1)
+    ttl_seconds: float = Field(86_400, gt=0)
+    max_entries: int = Field(100_000, ge=1)
+    max_bytes: int = Field(512 * 1024 * 1024, ge=1 << 20)
+    max_batch_size: int = Field(8, ge=1)
+    max_wait_ms: float = Field(2.0, ge=0)
+    lookup_timeout_ms: float = Field(250.0, gt=0, description="A slower look-up counts as a miss.")
+    threads: int = Field(1, ge=1)
+
+
+class TelemetrySettings(Strict):
+    service_name: str = "tierline"
+    otlp_endpoint: str | None = Field(None, description="Base URL of an OTLP/HTTP collector; default: no export.")
+    trace_sample_ratio: float = Field(1.0, ge=0, le=1)
+    legacy_token_metric: bool = Field(False, description="Also emit the older gen_ai token counter.")
+
+
+class LimitSettings(Strict):
+    """Ceilings of a key that sets none of its own; a policy's limits apply as well."""
+
+    requests_per_minute: int | None = Field(None, ge=1)
+    tokens_per_minute: int | None = Field(None, ge=1)
+    parallel: int | None = Field(None, ge=1)
+
+
+class Settings(Strict):
+    """The whole file."""
+
+    version: Literal[1] = 1
+    server: ServerSettings = ServerSettings()
+    storage: StorageSettings = StorageSettings()
+    policies_dir: Path = Path("policies")
+    models: dict[str, ModelSettings] = {}
+    backends: dict[str, BackendSettings] = {}
+    engines: dict[str, EngineSettings] = {}
+    cache: CacheSettings = CacheSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
+    default_limits: LimitSettings = LimitSettings()
+    hold_ttl_seconds: float = Field(900.0, gt=0, description="A hold nobody settled is reclaimed after this long.")
+
+    @model_validator(mode="after")
+    def _references(self) -> Self:
+        for name, model in self.models.items():
+            if model.backend not in self.backends:
+                raise ValueError(f"model '{name}' names the backend '{model.backend}', which is not in 'backends'")
+            if name == "auto":
+                raise ValueError("'auto' is the name that lets the policy choose; give the model another one")
+        for name, backend in self.backends.items():
+            if backend.engine and backend.engine not in self.engines:
+                raise ValueError(f"backend '{name}' names the engine '{backend.engine}', which is not in 'engines'")
+        if self.server.workers > 1 and not self.storage.redis_url:
+            raise ValueError("server.workers > 1 needs storage.redis_url: limits are shared through Redis")
+        return self
+
+    def tier_models(self, tier: str) -> list[str]:
+        """Names of the models of a tier, in the order of the file."""
+        return [name for name, model in self.models.items() if model.tier == tier]
+
+    def tiers_served(self) -> list[str]:
+        """Tiers that have at least one model, smallest first."""
+        return [tier for tier in TIERS if self.tier_models(tier)]
+
+    def database_url(self) -> str:
+        return self.storage.database_url or f"sqlite+aiosqlite:///{self.storage.data_dir}/tierline.db"
+
+    def base_urls(self, backend: str) -> tuple[str, ...]:
+        """Addresses of a backend's replicas, each ending in `/v1`."""
+        settings = self.backends[backend]
+        if settings.engine:
+            engine = self.engines[settings.engine]
+            return (f"http://{engine.host}:{engine.port}/v1",)
+        return tuple(url.rstrip("/") for url in settings.base_urls)
+
+    def run_path(self, name: str) -> Path:
+        """A file of the running system, such as a socket: `data_dir/run/NAME`."""
+        return self.storage.data_dir / "run" / name
+
+
+def load(path: Path | None = None) -> Settings:
+    """Read `tierline.yaml` (or `$TIERLINE_CONFIG`) and make its paths absolute.
+
+    Raises:
+        InvalidFile: one problem per fault, each with file, line and column.
+    """
+    source = path or Path(os.environ.get("TIERLINE_CONFIG", "tierline.yaml"))
+    settings, document = yamlfile.load(source, Settings)
+    return resolve(settings, document, source.resolve().parent)
+
+
+def resolve(settings: Settings, document: Document, root: Path) -> Settings:
+    """Make paths absolute against `root` and check what only the whole file can tell."""
+    storage = settings.storage.model_copy(update={"data_dir": root / settings.storage.data_dir})
+    resolved = settings.model_copy(update={"storage": storage, "policies_dir": root / settings.policies_dir})
+    for name, engine in settings.engines.items():
+        for other, again in settings.engines.items():
+            if name < other and engine.port and (engine.host, engine.port) == (again.host, again.port):
+                problem = document.problem(
+                    ("engines", other, "port"), f"port {again.port} is taken by engine '{name}'."
+                )
+                raise InvalidFile([problem])
+    return resolved

@@ -1,0 +1,207 @@
+"""YAML files that are checked with their line numbers: the base of `tierline.yaml` and of the policies.
+
+A file is parsed once into plain data and once into positions, validated by a pydantic model, and every fault is
+reported as `FILE:LINE:COLUMN: message` with a suggestion where a known name is close.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+Location = tuple[str | int, ...]
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One fault in one file. `line` and `column` start at 1."""
+
+    file: str
+    line: int
+    column: int
+    message: str
+    path: str = ""
+    suggestion: str | None = None
+    severity: str = "error"
+
+    def __str__(self) -> str:
+        hint = f" Did you mean '{self.suggestion}'?" if self.suggestion else ""
+        return f"{self.file}:{self.line}:{self.column}: {self.message}{hint}"
+
+
+class InvalidFile(ValueError):
+    """The file cannot be used; `problems` says why, in the order of the file."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = problems
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Parsed data and, for each path into it, where its key and its value stand: `(line, column)` from 1."""
+
+    file: str
+    data: Any
+    keys: Mapping[Location, tuple[int, int]]
+    values: Mapping[Location, tuple[int, int]]
+
+    def position(self, path: Location) -> tuple[int, int]:
+        """Where `path` stands, or the nearest parent that exists in the file."""
+        for end in range(len(path), -1, -1):
+            found = self.keys.get(path[:end]) or self.values.get(path[:end])
+            if found:
+                return found
+        return (1, 1)
+
+    def problem(self, path: Location, message: str, suggestion: str | None = None) -> Problem:
+        line, column = self.position(path)
+        return Problem(self.file, line, column, message, ".".join(str(p) for p in path), suggestion)
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """SafeLoader that refuses duplicate keys: the last one would silently win."""
+
+
+def _mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[Hashable, Any]:
+    seen: dict[Hashable, Any] = {}
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if key in seen:
+            raise yaml.MarkedYAMLError(problem=f"the key '{key}' stands twice", problem_mark=key_node.start_mark)
+        seen[key] = None
+    loader.flatten_mapping(node)
+    return loader.construct_mapping(node, deep=True)
+
+
+_UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def parse(text: str, file: str) -> Document:
+    """Parse YAML text.
+
+    Raises:
+        InvalidFile: the text is not YAML, or a key stands twice.
+    """
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        data = yaml.load(text, Loader=_UniqueKeyLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+        raise InvalidFile(
+            [Problem(file, line, column, f"not valid YAML: {error.problem or error.context}.")]
+        ) from error
+    except yaml.YAMLError as error:
+        raise InvalidFile([Problem(file, 1, 1, f"not valid YAML: {error}.")]) from error
+    keys: dict[Location, tuple[int, int]] = {}
+    values: dict[Location, tuple[int, int]] = {}
+    if root is not None:
+        _walk(root, (), keys, values)
+    return Document(file, data, keys, values)
+
+
+def _walk(
+    node: yaml.Node, path: Location, keys: dict[Location, tuple[int, int]], values: dict[Location, tuple[int, int]]
+) -> None:
+    values[path] = (node.start_mark.line + 1, node.start_mark.column + 1)
+    if isinstance(node, yaml.MappingNode):
+        for key_node, value_node in node.value:
+            child = (*path, str(key_node.value))
+            keys[child] = (key_node.start_mark.line + 1, key_node.start_mark.column + 1)
+            _walk(value_node, child, keys, values)
+    elif isinstance(node, yaml.SequenceNode):
+        for i, item in enumerate(node.value):
+            _walk(item, (*path, i), keys, values)
+
+
+def validate(document: Document, model: type[ModelT]) -> ModelT:
+    """Turn a document into its model.
+
+    Raises:
+        InvalidFile: one problem per fault, each with its position.
+    """
+    if not isinstance(document.data, dict):
+        raise InvalidFile([document.problem((), "expected a mapping of keys to values.")])
+    try:
+        return model.model_validate(document.data)
+    except ValidationError as error:
+        problems = [_problem(document, model, dict(item)) for item in error.errors(include_url=False)]
+        raise InvalidFile(sorted(problems, key=lambda p: (p.line, p.column))) from error
+
+
+def load(path: Path, model: type[ModelT]) -> tuple[ModelT, Document]:
+    """Read, parse and validate one file.
+
+    Raises:
+        InvalidFile: the file is missing, unreadable, not YAML or does not fit the model.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidFile([Problem(str(path), 1, 1, f"cannot be read: {error}.")]) from error
+    document = parse(text, str(path))
+    return validate(document, model), document
+
+
+def _problem(document: Document, model: type[BaseModel], item: dict[str, Any]) -> Problem:
+    raw: Location = item["loc"]
+    path = _existing(document, raw)
+    name = ".".join(str(part) for part in path)
+    if item["type"] == "extra_forbidden":
+        known = _fields_at(model, path[:-1])
+        close = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.6)
+        allowed = "" if close or not known else f" Known keys here: {', '.join(sorted(known))}."
+        return document.problem(path, f"unknown key '{path[-1]}'.{allowed}", close[0] if close else None)
+    if item["type"] == "missing":
+        line, column = document.position(path[:-1])
+        return Problem(document.file, line, column, f"'{name}' is missing.", name)
+    message = str(item["msg"]).removeprefix("Value error, ").rstrip(".")
+    if item["type"] in ("literal_error", "enum"):
+        expected = str(item["ctx"]["expected"])
+        options = [option.strip("' ") for option in expected.replace(" or ", ",").split(",")]
+        close = difflib.get_close_matches(str(item["input"]), options, n=1, cutoff=0.5)
+        message = f"'{name}' must be one of {expected}, got {item['input']!r}"
+        return document.problem(path, message + ".", close[0] if close else None)
+    return document.problem(path, f"'{name}': {message}." if name else f"{message}.")
+
+
+def _existing(document: Document, raw: Location) -> Location:
+    """Drop the parts that pydantic adds for unions and aliases, which are not keys of the file."""
+    path: list[str | int] = []
+    data = document.data
+    for i, part in enumerate(raw):
+        last = i == len(raw) - 1
+        if isinstance(data, dict) and (part in data or last):
+            path.append(part)
+            data = data.get(part)
+        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
+            path.append(part)
+            data = data[part]
+    return tuple(path)
+
+
+def _fields_at(model: type[BaseModel], path: Location) -> list[str]:
+    """Names that a mapping at `path` may hold, found by walking the model's annotations."""
+    models: list[type[BaseModel]] = [model]
+    for part in path:
+        found: list[type[BaseModel]] = []
+        for candidate in models:
+            if isinstance(part, str) and part in candidate.model_fields:
+                found += _models_in(candidate.model_fields[part].annotation)
+        # A list index or a free mapping key keeps the models that its container holds.
+        models = found or models
+    return [field for candidate in models for field in candidate.model_fields]
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for arg in get_args(annotation) for model in _models_in(arg)]
