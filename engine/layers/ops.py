@@ -16,7 +16,7 @@ class BlockOps(Protocol):
     """What a decoder block needs besides matrix products and attention."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension (Zhang & Sennrich 2019). x: `[tokens, hidden]`."""
+        """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension (arXiv 1910.07467). x: `[tokens, hidden]`."""
         ...
 
     def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
