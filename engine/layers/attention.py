@@ -95,8 +95,9 @@ class AttentionBackend(Protocol):
     def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Write K and V of this step's tokens to their pages, then attend causally over the pages.
 
-        q: `[tokens, heads, head_dim]`; k, v: `[tokens, kv_heads, head_dim]`; q and k already rotated. All three have `config.dtype`, unit stride in the last dimension, and may be strided views of one fused
-        QKV projection. Returns `[tokens, heads, head_dim]`, contiguous, valid until the next `forward`.
+        q: `[tokens, heads, head_dim]`; k, v: `[tokens, kv_heads, head_dim]`; q and k already rotated. All three have
+        `config.dtype`, unit stride in the last dimension, and may be strided views of one fused QKV projection.
+        Returns `[tokens, heads, head_dim]`, contiguous, valid until the next `forward`.
         """
         ...
 
