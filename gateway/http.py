@@ -1,0 +1,116 @@
+"""A thin layer over ASGI for the hot path: read a bounded body, watch for the client's leaving, write answers.
+
+Starlette's request and response objects are used where convenience matters (console, admin); a chat completion pays
+only for what stands here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+
+from gateway.dialects.errors import BadRequest, TooLarge
+
+Scope = MutableMapping[str, Any]
+ASGIMessage = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[ASGIMessage]]
+Send = Callable[[ASGIMessage], Awaitable[None]]
+Header = tuple[bytes, bytes]
+
+JSON_TYPE: Header = (b"content-type", b"application/json")
+SSE_HEADERS: tuple[Header, ...] = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+class ClientGone(Exception):
+    """The client closed its connection before the answer was complete."""
+
+
+class Exchange:
+    """One HTTP request and its answer."""
+
+    __slots__ = ("_headers", "_receive", "_send", "_task", "_watcher", "gone", "scope", "started")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self._receive = receive
+        self._send = send
+        self._headers: dict[bytes, bytes] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self.started = False  # whether the answer's status line has been sent
+        self.gone = False  # whether the client left
+
+    def header(self, name: bytes) -> str | None:
+        """A request header by its lower-case name; of several with one name, the last."""
+        if self._headers is None:
+            self._headers = dict(self.scope["headers"])
+        value = self._headers.get(name)
+        return None if value is None else value.decode("latin-1")
+
+    async def body(self, limit: int) -> bytes:
+        """The whole request body.
+
+        Raises:
+            TooLarge: the body is larger than `limit` bytes; nothing beyond the limit is kept.
+            ClientGone: the client left while sending.
+        """
+        declared = self.header(b"content-length")
+        if declared is not None and declared.isdigit() and int(declared) > limit:
+            raise TooLarge(f"The body is {declared} bytes; this gateway takes at most {limit}.")
+        if self.header(b"content-encoding") not in (None, "identity"):
+            raise BadRequest("Compressed request bodies are not supported; send plain JSON.", code="invalid_encoding")
+        chunks: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self.gone = True
+                raise ClientGone
+            chunk: bytes = message.get("body", b"")
+            size += len(chunk)
+            if size > limit:
+                raise TooLarge(f"The body is larger than the {limit} bytes that this gateway takes.")
+            chunks.append(chunk)
+            if not message.get("more_body"):
+                return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def watch(self) -> None:
+        """From now on, cancel the current task when the client leaves; `gone` then says why."""
+        self._task = asyncio.current_task()
+        self._watcher = asyncio.create_task(self._wait_for_disconnect())
+
+    async def _wait_for_disconnect(self) -> None:
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                break
+        self.gone = True
+        if self._task is not None:
+            self._task.cancel()
+
+    def unwatch(self) -> None:
+        """The answer is complete: a client that closes now has lost nothing."""
+        self._task = None
+        if self._watcher is not None:
+            self._watcher.cancel()
+            self._watcher = None
+
+    async def start(self, status: int, headers: Iterable[Header]) -> None:
+        self.started = True
+        await self._send({"type": "http.response.start", "status": status, "headers": list(headers)})
+
+    async def write(self, data: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self, data: bytes = b"") -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def respond(self, status: int, headers: list[Header], body: bytes) -> None:
+        """A whole answer at once."""
+        await self.start(status, [*headers, (b"content-length", str(len(body)).encode())])
+        await self.end(body)

@@ -1,0 +1,142 @@
+"""Prometheus metrics of the front door, by the names that dashboards and alerts rely on.
+
+One `Metrics` per process with a registry of its own. Label values come from configuration (models, tiers, policies),
+never from what a client sends, so the number of series is bounded. Spans are in `tracing.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+TTFT_BUCKETS = (0.1, 0.5, 1, 2, 5, 10)
+TPOT_BUCKETS = (0.01, 0.05, 0.1, 0.2, 0.5)
+OVERHEAD_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5)
+DURATION_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300)
+RATE_WINDOW_S = 10
+
+
+class RateWindow:
+    """Events per second over the last ten seconds, in one-second slots: constant memory, no timer."""
+
+    def __init__(self, seconds: int = RATE_WINDOW_S) -> None:
+        self._seconds = seconds
+        self._slots: deque[tuple[int, float]] = deque(maxlen=seconds + 1)
+
+    def add(self, amount: float) -> None:
+        second = int(time.monotonic())
+        if self._slots and self._slots[-1][0] == second:
+            self._slots[-1] = (second, self._slots[-1][1] + amount)
+        else:
+            self._slots.append((second, amount))
+
+    def per_second(self) -> float:
+        now = int(time.monotonic())
+        return sum(amount for second, amount in self._slots if now - second <= self._seconds) / self._seconds
+
+
+class _Rates(Collector):
+    def __init__(self, requests: RateWindow, tokens: RateWindow) -> None:
+        self._requests = requests
+        self._tokens = tokens
+
+    def collect(self) -> list[Metric]:
+        return [
+            GaugeMetricFamily(
+                "llm_requests_per_second",
+                f"Requests finished per second over {RATE_WINDOW_S} s.",
+                value=self._requests.per_second(),
+            ),
+            GaugeMetricFamily(
+                "llm_tokens_per_second",
+                f"Output tokens per second over {RATE_WINDOW_S} s.",
+                value=self._tokens.per_second(),
+            ),
+        ]
+
+
+class Metrics:
+    """Everything that the front door counts."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+        self.ttft = Histogram(
+            "llm_ttft_seconds", "Time to first token.", ["model"], buckets=TTFT_BUCKETS, registry=registry
+        )
+        self.tpot = Histogram(
+            "llm_tpot_seconds",
+            "Time per output token after the first.",
+            ["model"],
+            buckets=TPOT_BUCKETS,
+            registry=registry,
+        )
+        self.requests = Counter(
+            "tierline_requests_total",
+            "Requests finished, by outcome and HTTP status.",
+            ["route", "outcome", "status"],
+            registry=registry,
+        )
+        self.duration = Histogram(
+            "tierline_request_duration_seconds",
+            "Whole life of a request.",
+            ["route"],
+            buckets=DURATION_BUCKETS,
+            registry=registry,
+        )
+        self.overhead = Histogram(
+            "tierline_overhead_seconds",
+            "From the request's last byte to the backend call: what the gateway itself adds before the model.",
+            buckets=OVERHEAD_BUCKETS,
+            registry=registry,
+        )
+        self.attempts = Counter(
+            "tierline_attempts_total", "Calls to backends.", ["backend", "model", "outcome"], registry=registry
+        )
+        self.tokens = Counter(
+            "tierline_tokens_total",
+            "Tokens by model and kind (input, cached_input, output).",
+            ["model", "kind"],
+            registry=registry,
+        )
+        self.cost = Counter("tierline_cost_usd_total", "Cost of attempts in US dollars.", ["model"], registry=registry)
+        self.saved = Counter("tierline_saved_usd_total", "Cost that the cache saved.", ["model"], registry=registry)
+        self.cache = Counter(
+            "tierline_cache_requests_total",
+            "Cache outcomes: exact, semantic, miss, bypass.",
+            ["outcome"],
+            registry=registry,
+        )
+        self.decisions = Counter(
+            "tierline_decisions_total",
+            "Routing decisions.",
+            ["policy", "rule", "tier", "fallback"],
+            registry=registry,
+        )
+        self.limited = Counter(
+            "tierline_limited_total", "Requests refused by a limit or budget.", ["limit"], registry=registry
+        )
+        self.in_flight = Gauge("tierline_requests_in_flight", "Requests being served.", registry=registry)
+        self.holds = Gauge("tierline_holds_open", "Holds not yet settled.", registry=registry)
+        self.journal_lag = Gauge(
+            "tierline_ledger_lag_rows", "Rows in the journal that the database does not have yet.", registry=registry
+        )
+        self.backend_up = Gauge(
+            "tierline_backend_up", "1 while at least one replica is healthy.", ["backend"], registry=registry
+        )
+        self.outstanding = Gauge(
+            "tierline_backend_outstanding", "Requests running on a backend.", ["backend"], registry=registry
+        )
+        self.policy_problems = Gauge(
+            "tierline_policy_problems", "Faults in the policy folder; the last good set is in force.", registry=registry
+        )
+        self.policy_reloads = Counter("tierline_policy_reloads_total", "Policy reloads.", ["result"], registry=registry)
+        self.cache_connected = Gauge(
+            "tierline_cache_connected", "1 while the cache process answers.", registry=registry
+        )
+        self.request_rate = RateWindow()
+        self.token_rate = RateWindow()
+        registry.register(_Rates(self.request_rate, self.token_rate))
