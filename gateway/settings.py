@@ -6,7 +6,9 @@ stand in the file: a backend names the environment variable that holds its key.
 
 from __future__ import annotations
 
+import difflib
 import os
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Literal, Self
@@ -14,7 +16,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from policies import yamlfile
-from policies.yamlfile import Document, InvalidFile
+from policies.yamlfile import Document, InvalidFile, Problem
 from tiers import TIERS
 
 TierName = Literal["small", "medium", "large", "xlarge"]
@@ -159,20 +161,6 @@ class Settings(Strict):
     default_limits: LimitSettings = LimitSettings()
     hold_ttl_seconds: float = Field(900.0, gt=0, description="A hold nobody settled is reclaimed after this long.")
 
-    @model_validator(mode="after")
-    def _references(self) -> Self:
-        for name, model in self.models.items():
-            if model.backend not in self.backends:
-                raise ValueError(f"model '{name}' names the backend '{model.backend}', which is not in 'backends'")
-            if name == "auto":
-                raise ValueError("'auto' is the name that lets the policy choose; give the model another one")
-        for name, backend in self.backends.items():
-            if backend.engine and backend.engine not in self.engines:
-                raise ValueError(f"backend '{name}' names the engine '{backend.engine}', which is not in 'engines'")
-        if self.server.workers > 1 and not self.storage.redis_url:
-            raise ValueError("server.workers > 1 needs storage.redis_url: limits are shared through Redis")
-        return self
-
     def tier_models(self, tier: str) -> list[str]:
         """Names of the models of a tier, in the order of the file."""
         return [name for name, model in self.models.items() if model.tier == tier]
@@ -209,14 +197,40 @@ def load(path: Path | None = None) -> Settings:
 
 
 def resolve(settings: Settings, document: Document, root: Path) -> Settings:
-    """Make paths absolute against `root` and check what only the whole file can tell."""
+    """Make paths absolute against `root` and check what only the whole file can tell.
+
+    Raises:
+        InvalidFile: every name that points nowhere and every clash, each with its position.
+    """
+    problems = list(_conflicts(settings, document))
+    if problems:
+        raise InvalidFile(sorted(problems, key=lambda problem: (problem.line, problem.column)))
     storage = settings.storage.model_copy(update={"data_dir": root / settings.storage.data_dir})
-    resolved = settings.model_copy(update={"storage": storage, "policies_dir": root / settings.policies_dir})
+    return settings.model_copy(update={"storage": storage, "policies_dir": root / settings.policies_dir})
+
+
+def _conflicts(settings: Settings, document: Document) -> Iterator[Problem]:
+    for name, model in settings.models.items():
+        if name == "auto":
+            yield document.problem(("models", name), "'auto' lets the policy choose; give the model another name.")
+        if model.backend not in settings.backends:
+            text = f"backend '{model.backend}' of model '{name}' is not in 'backends'."
+            yield document.problem(("models", name, "backend"), text, _close(model.backend, settings.backends))
+    for name, backend in settings.backends.items():
+        if backend.engine and backend.engine not in settings.engines:
+            text = f"engine '{backend.engine}' of backend '{name}' is not in 'engines'."
+            yield document.problem(("backends", name, "engine"), text, _close(backend.engine, settings.engines))
+    if settings.server.workers > 1 and not settings.storage.redis_url:
+        text = "more than one worker needs storage.redis_url: they share limits and holds through Redis."
+        yield document.problem(("server", "workers"), text)
+    taken = {settings.server.port: "the gateway"} if settings.server.port else {}
     for name, engine in settings.engines.items():
-        for other, again in settings.engines.items():
-            if name < other and engine.port and (engine.host, engine.port) == (again.host, again.port):
-                problem = document.problem(
-                    ("engines", other, "port"), f"port {again.port} is taken by engine '{name}'."
-                )
-                raise InvalidFile([problem])
-    return resolved
+        if engine.port in taken:
+            text = f"port {engine.port} is taken by {taken[engine.port]}."
+            yield document.problem(("engines", name, "port"), text)
+        elif engine.port:
+            taken[engine.port] = f"engine '{name}'"
+
+
+def _close(name: str, known: Mapping[str, object]) -> str | None:
+    return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)

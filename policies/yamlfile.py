@@ -134,6 +134,11 @@ def validate(document: Document, model: type[ModelT]) -> ModelT:
         return model.model_validate(document.data)
     except ValidationError as error:
         problems = [_problem(document, model, dict(item)) for item in error.errors(include_url=False)]
+        # A misspelt key is also a missing key: one report is enough.
+        meant = {
+            (*_parent(problem.path), problem.suggestion) for problem in problems if "unknown key" in problem.message
+        }
+        problems = [p for p in problems if (*_parent(p.path), p.path.rpartition(".")[2]) not in meant]
         raise InvalidFile(sorted(problems, key=lambda p: (p.line, p.column))) from error
 
 
@@ -171,6 +176,10 @@ def _problem(document: Document, model: type[BaseModel], item: dict[str, Any]) -
         message = f"'{name}' must be one of {expected}, got {item['input']!r}"
         return document.problem(path, message + ".", close[0] if close else None)
     return document.problem(path, f"'{name}': {message}." if name else f"{message}.")
+
+
+def _parent(path: str) -> tuple[str, ...]:
+    return tuple(path.split(".")[:-1])
 
 
 def _existing(document: Document, raw: Location) -> Location:

@@ -1,0 +1,74 @@
+"""`tierline.yaml`: every fault is refused with its line, and names that point nowhere get a suggestion."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway import settings
+from policies.yamlfile import InvalidFile
+
+GOOD = """\
+version: 1
+models:
+  tiny:
+    tier: small
+    backend: local
+backends:
+  local: {engine: tiny}
+engines:
+  tiny: {model: tiny, port: 8101}
+"""
+
+
+def load(tmp_path: Path, text: str) -> settings.Settings:
+    path = tmp_path / "tierline.yaml"
+    path.write_text(text)
+    return settings.load(path)
+
+
+def test_the_shipped_file_is_valid() -> None:
+    loaded = settings.load(Path(__file__).parents[2] / "tierline.yaml")
+    assert loaded.tiers_served() == ["small"]
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    loaded = load(tmp_path, GOOD)
+    assert loaded.storage.data_dir == tmp_path / "var"
+    assert loaded.policies_dir == tmp_path / "policies"
+    assert loaded.base_urls("local") == ("http://127.0.0.1:8101/v1",)
+    assert loaded.run_path("cache.sock") == tmp_path / "var" / "run" / "cache.sock"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "message", "suggestion"),
+    [
+        ("tier: small", "teir: small", 4, "unknown key 'teir'", "tier"),
+        ("tier: small", "tier: smal", 4, "'models.tiny.tier' must be one of", "small"),
+        ("backend: local", "backend: lokal", 5, "backend 'lokal' of model 'tiny' is not in 'backends'", "local"),
+        ("{engine: tiny}", "{engine: tinny}", 7, "engine 'tinny' of backend 'local' is not in 'engines'", "tiny"),
+        ("port: 8101", "port: 8080", 9, "port 8080 is taken by the gateway", None),
+        ("port: 8101", "port: 99999", 9, "less than or equal to 65535", None),
+        ("{engine: tiny}", "{engine: tiny, base_urls: ['http://a']}", 7, "give either 'engine' or 'base_urls'", None),
+        ("{engine: tiny}", "{base_urls: ['ftp://a']}", 7, "starts with http:// or https://", None),
+        ("  tiny:\n    tier", "  auto:\n    tier", 3, "'auto' lets the policy choose", None),
+        ("version: 1", "version: 1\nserver: {workers: 4}", 2, "needs storage.redis_url", None),
+        ("version: 1", "version: 1\nversion: 1", 2, "stands twice", None),
+        ("version: 1", "version: [", 3, "not valid YAML", None),
+    ],
+)
+def test_faults_are_refused_with_their_line(
+    tmp_path: Path, old: str, new: str, line: int, message: str, suggestion: str | None
+) -> None:
+    with pytest.raises(InvalidFile) as caught:
+        load(tmp_path, GOOD.replace(old, new, 1))
+    problem = caught.value.problems[0]
+    assert message in problem.message
+    assert (problem.line, problem.suggestion) == (line, suggestion)
+    assert str(problem).startswith(f"{tmp_path}/tierline.yaml:{line}:")
+
+
+def test_a_missing_file_says_so(tmp_path: Path) -> None:
+    with pytest.raises(InvalidFile, match="cannot be read"):
+        settings.load(tmp_path / "nowhere.yaml")
