@@ -1,0 +1,130 @@
+"""Messages to prompt text, by the Jinja template that the model file carries.
+
+The template comes from a file that someone downloaded, so it runs in Jinja's immutable sandbox, with the functions
+that templates in the field expect (`raise_exception`, `strftime_now`, `tojson`). Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+# Used when a file carries none: the ChatML layout, which most instruction models understand.
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+class ChatTemplateError(ValueError):
+    """The template cannot be parsed, or refuses these messages. The message says which."""
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}…{% endgeneration %}` marks the assistant's part for training; here it renders its body."""
+
+    tags = {"generation"}  # noqa: RUF012  (declared so by jinja2)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """One model's template. Raises ChatTemplateError at construction when its syntax is wrong."""
+
+    def __init__(self, source: str | None, *, bos_token: str = "", eos_token: str = "") -> None:
+        """`source` None: the ChatML layout. `bos_token`, `eos_token`: texts that templates may insert."""
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        self.source = CHATML if source is None else source
+        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        try:
+            self._template = environment.from_string(self.source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ChatTemplateError(
+                f"the model's chat template is broken at line {error.lineno}: {error.message}"
+            ) from error
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, object] | None = None,
+    ) -> str:
+        """The prompt for `messages` (OpenAI's form: `role`, `content` as a string or a list of text parts).
+
+        `variables` are further names for the template (`enable_thinking`, …). Raises ChatTemplateError when the
+        template refuses the messages or they hold anything but text.
+        """
+        context: dict[str, object] = {**self._tokens, **(variables or {})}
+        context.update(
+            messages=[_with_text(message) for message in messages],
+            tools=list(tools) if tools is not None else None,
+            add_generation_prompt=add_generation_prompt,
+        )
+        try:
+            return self._template.render(context)
+        except ChatTemplateError:
+            raise
+        except (
+            jinja2.TemplateError,
+            TypeError,
+            ValueError,
+            KeyError,
+            AttributeError,
+            ArithmeticError,
+            IndexError,
+        ) as error:
+            raise ChatTemplateError(f"the model's chat template refuses these messages: {error}") from error
+
+
+def _with_text(message: Mapping[str, object]) -> dict[str, object]:
+    """The message with its content as one string: text parts joined, None (a pure tool call) as the empty string."""
+    content = message.get("content")
+    if content is None:
+        return {**message, "content": ""}
+    if isinstance(content, str):
+        return dict(message)
+    if not isinstance(content, Sequence):
+        raise ChatTemplateError(f"message content must be a string or a list of parts, not {type(content).__name__}")
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        text = part.get("text") if isinstance(part, Mapping) else None
+        if kind != "text" or not isinstance(text, str):
+            raise ChatTemplateError(f"this model reads text only, not a content part of type {kind!r}")
+        texts.append(text)
+    return {**message, "content": "".join(texts)}
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own `tojson` escapes for HTML, which a prompt must not be."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> str:
+    raise ChatTemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().astimezone().strftime(pattern)

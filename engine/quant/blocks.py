@@ -1,0 +1,70 @@
+"""A tensor in GGUF's block encoding: rows can be taken, stacked and dequantised, decoding only what is asked.
+
+Blocks run along the last dimension, so any permutation or stacking of rows leaves the encoding valid: that is how the
+Q/K permutation is undone and Q, K, V are fused without requantising. numpy only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
+
+# Rows decoded at a time: bounds the float32 scratch of a large embedding table.
+_CHUNK_ROWS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTensor:
+    """`data`: uint8 `[rows, row_bytes]` in the encoding `type`; `shape`: the decoded shape."""
+
+    data: npt.NDArray[np.uint8]
+    type: GGMLQuantizationType
+    shape: tuple[int, ...]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.data)
+
+    @property
+    def num_columns(self) -> int:
+        return self.shape[-1]
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self.data.nbytes)
+
+    def take_rows(self, index: npt.NDArray[np.int64]) -> BlockTensor:
+        """The rows `index`, in that order (a copy)."""
+        return BlockTensor(self.data[index], self.type, (len(index), self.num_columns))
+
+    def dequantize(self) -> npt.NDArray[np.float32]:
+        """Decode to float32 of `shape`, as `gguf.quants.dequantize` does, in bounded pieces."""
+        out = np.empty((self.num_rows, self.num_columns), dtype=np.float32)
+        for start in range(0, self.num_rows, _CHUNK_ROWS):
+            piece = np.ascontiguousarray(self.data[start : start + _CHUNK_ROWS])
+            out[start : start + _CHUNK_ROWS] = _decode(piece, self.type)
+        return out.reshape(self.shape)
+
+
+def stack_rows(tensors: list[BlockTensor]) -> BlockTensor | None:
+    """One tensor of all rows, or None when the encodings or widths differ (they cannot be stacked undecoded)."""
+    first = tensors[0]
+    if any(t.type != first.type or t.num_columns != first.num_columns for t in tensors):
+        return None
+    data = np.concatenate([t.data for t in tensors])
+    return BlockTensor(data, first.type, (len(data), first.num_columns))
+
+
+def _decode(data: npt.NDArray[np.uint8], kind: GGMLQuantizationType) -> npt.NDArray[np.float32]:
+    if kind == GGMLQuantizationType.F32:
+        return data.view(np.float32)
+    if kind == GGMLQuantizationType.F16:
+        return data.view(np.float16).astype(np.float32)
+    if kind == GGMLQuantizationType.BF16:
+        return (data.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+    decoded: npt.NDArray[np.float32] = dequantize(data, kind)
+    return decoded
