@@ -1,0 +1,168 @@
+"""The wire between the HTTP process and the engine core: message types and length-prefixed msgpack frames.
+
+A frame is a 4-byte big-endian length followed by one msgpack message. Both sides run the same code base, so there is no
+versioning; a frame that does not decode is a bug and ends the connection. No text crosses: prompts are token ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from engine.types import FinishReason, SamplingParams, TokenLogprob
+
+MAX_FRAME_BYTES = 256 * 1024 * 1024
+_LENGTH_BYTES = 4
+
+
+class NewRequest(msgspec.Struct, array_like=True, frozen=True):
+    """One sequence to generate. Requests with the same `group` continue the same prompt (`n` > 1)."""
+
+    request_id: int
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    cache_salt: str | None = None
+    group: int | None = None
+
+
+class Add(msgspec.Struct, array_like=True, tag=1, frozen=True):
+    """Admit all of these requests or none of them."""
+
+    requests: list[NewRequest]
+
+
+class Abort(msgspec.Struct, array_like=True, tag=2, frozen=True):
+    """End these requests now. `stopped`: their answer is complete (a stop string matched), nobody gave up."""
+
+    request_ids: list[int]
+    stopped: bool = False
+
+
+class Ping(msgspec.Struct, array_like=True, tag=3, frozen=True):
+    number: int
+
+
+class Output(msgspec.Struct, array_like=True):
+    """What one step yielded for one request. With `finish_reason` set it is the request's last output."""
+
+    request_id: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: FinishReason | None = None
+    # The token that ended the request, if it is one of the end-of-sequence or stop tokens.
+    stop_token_id: int | None = None
+    # Prompt tokens found in the prefix cache; with the first output only.
+    cached_tokens: int | None = None
+    error: str | None = None
+
+
+class Stats(msgspec.Struct, array_like=True):
+    """A snapshot of the core. Counters are cumulative since the core started."""
+
+    pages_total: int = 0
+    pages_free: int = 0
+    pages_cached: int = 0
+    pages_used: int = 0
+    running: int = 0
+    waiting: int = 0
+    steps: int = 0
+    prefill_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    prefix_queried_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    prefix_evicted_pages: int = 0
+    aborts: int = 0
+    step_failures: int = 0
+
+
+class Step(msgspec.Struct, array_like=True, tag=11):
+    """One turn of the loop: outputs, a snapshot, and how long the step took (None: no step was run)."""
+
+    outputs: list[Output]
+    stats: Stats
+    step_seconds: float | None = None
+
+
+class Rejected(msgspec.Struct, array_like=True, tag=12, frozen=True):
+    """An `Add` that was refused as a whole. With `retry_after_seconds` it may be tried again, otherwise never."""
+
+    request_ids: list[int]
+    message: str
+    retry_after_seconds: float | None = None
+
+
+class Pong(msgspec.Struct, array_like=True, tag=13, frozen=True):
+    number: int
+    # None: no step was run yet.
+    last_step_age_seconds: float | None
+
+
+class Ready(msgspec.Struct, array_like=True, tag=14, frozen=True):
+    """The model is loaded. `description` is the runner's memory ledger, for the log."""
+
+    pid: int
+    max_total_tokens: int
+    num_blocks: int
+    block_size: int
+    bytes_per_token: int
+    model_digest: str
+    load_seconds: float
+    description: str = ""
+
+
+class Fatal(msgspec.Struct, array_like=True, tag=15, frozen=True):
+    """The core cannot go on; it exits after this message."""
+
+    message: str
+
+
+ToCore = Add | Abort | Ping
+FromCore = Step | Rejected | Pong | Ready | Fatal
+
+_encoder = msgspec.msgpack.Encoder()
+to_core_decoder: msgspec.msgpack.Decoder[ToCore] = msgspec.msgpack.Decoder(ToCore)
+from_core_decoder: msgspec.msgpack.Decoder[FromCore] = msgspec.msgpack.Decoder(FromCore)
+
+
+def encode_frame(message: ToCore | FromCore) -> bytes:
+    """The bytes of one frame.
+
+    Raises:
+        ValueError: the message is larger than `MAX_FRAME_BYTES`.
+    """
+    frame = bytearray(_LENGTH_BYTES)
+    _encoder.encode_into(message, frame, _LENGTH_BYTES)
+    length = len(frame) - _LENGTH_BYTES
+    if length > MAX_FRAME_BYTES:
+        raise ValueError(f"a message of {length} bytes is larger than the limit of {MAX_FRAME_BYTES}")
+    frame[:_LENGTH_BYTES] = length.to_bytes(_LENGTH_BYTES, "big")
+    return bytes(frame)
+
+
+class FrameReader:
+    """Cuts a byte stream into the payloads of its frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Yield every payload that `data` completes.
+
+        Raises:
+            ValueError: a frame announces more than `MAX_FRAME_BYTES`.
+        """
+        self._buffer += data
+        start = 0
+        while len(self._buffer) - start >= _LENGTH_BYTES:
+            length = int.from_bytes(self._buffer[start : start + _LENGTH_BYTES], "big")
+            if length > MAX_FRAME_BYTES:
+                raise ValueError(f"a frame announces {length} bytes, more than the limit of {MAX_FRAME_BYTES}")
+            end = start + _LENGTH_BYTES + length
+            if len(self._buffer) < end:
+                break
+            yield bytes(self._buffer[start + _LENGTH_BYTES : end])
+            start = end
+        del self._buffer[:start]

@@ -1,0 +1,195 @@
+"""The prefix cache: full pages of KV that later requests with the same beginning take over instead of computing.
+
+A page is known by a chained digest: blake2b(parent digest, its tokens), and the chain starts from the model, the KV
+data type and the tenant's salt, each tagged and length-prefixed. The digest is only an index: tokens and parent are
+compared on every hit, so a collision is a miss and never a wrong answer. The hash is keyed with a random seed per
+process, so nobody can prepare collisions. Pages are published only after the forward pass that filled them succeeded.
+
+The scheduler talks to this class only; it is the one user of `BlockPool`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from engine.block_pool import BlockPool, PoolCorrupt
+from engine.request import Request
+
+DIGEST_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPage:
+    """An entry of the index: page `page` holds `tokens` (packed) after the chain that ends in `parent`."""
+
+    page: int
+    digest: bytes
+    parent: bytes
+    tokens: bytes
+
+
+@dataclass(slots=True)
+class PrefixCacheStats:
+    """Cumulative. Requests that resume after a preemption are not counted as queries."""
+
+    queried_tokens: int = 0
+    hit_tokens: int = 0
+    evicted_pages: int = 0
+
+
+class PrefixCache:
+    """Look-up, allocation, publication and release of pages.
+
+    Eviction is least recently used and leaf first: a request lets go of its pages last page first, and a hit always
+    takes a chain from its beginning, so a parent is never older than its child. (The one exception is harmless: of two
+    requests that computed the same page at the same time only one copy is findable; if that goes first, a child
+    of the other copy cannot be reached until the parent is published again, and ages out.)
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        *,
+        model_digest: bytes,
+        kv_dtype: str,
+        enabled: bool = True,
+    ) -> None:
+        self.pool = pool
+        self.block_size = block_size
+        self.enabled = enabled
+        self.stats = PrefixCacheStats()
+        self._model_digest = model_digest
+        self._kv_dtype = kv_dtype
+        self._seed = secrets.token_bytes(32)
+        self._by_digest: dict[bytes, CachedPage] = {}
+        self._by_page: dict[int, CachedPage] = {}
+
+    @property
+    def num_available(self) -> int:
+        """Pages that `allocate` could hand out now."""
+        return self.pool.num_free + self.pool.num_cached
+
+    def pages_for(self, num_tokens: int) -> int:
+        """How many pages hold `num_tokens` tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def root(self, salt: str | None) -> bytes:
+        """Where the chain of a request with this salt starts. No salt and the empty salt are different."""
+        salt_field = b"" if salt is None else b"salt:" + salt.encode()
+        fields = (b"model", self._model_digest, b"kv_dtype", self._kv_dtype.encode(), b"tenant", salt_field)
+        return self._digest(*(len(part).to_bytes(8, "little") + part for part in fields))
+
+    def match(self, request: Request) -> list[int]:
+        """The cached pages that begin this request, not yet acquired.
+
+        At most `num_tokens - 1` tokens: the last token must run through the model, or there is nothing to sample from.
+        """
+        if not self.enabled:
+            return []
+        pages: list[int] = []
+        parent = request.cache_root
+        for index in range((request.num_tokens - 1) // self.block_size):
+            digest = self._page_digest(request, index)
+            entry = self._by_digest.get(digest)
+            if entry is None or entry.parent != parent or entry.tokens != self._page_tokens(request, index):
+                break
+            pages.append(entry.page)
+            parent = digest
+        return pages
+
+    def fits(self, num_tokens: int, matched: list[int]) -> bool:
+        """Whether `num_tokens` tokens, of which `matched` pages are here already, find room now."""
+        # A matched page that nobody holds counts as available but is about to be taken by this very request.
+        idle = sum(1 for page in matched if self.pool.ref_count(page) == 0)
+        return self.pages_for(num_tokens) - len(matched) <= self.num_available - idle
+
+    def adopt(self, request: Request, matched: list[int], *, count: bool) -> None:
+        """Give the matched pages to a request that holds none; `count` it in the statistics."""
+        if request.block_table:
+            raise PoolCorrupt(f"request {request.request_id} adopts a prefix but already holds pages")
+        for page in matched:
+            self.pool.acquire(page)
+        request.block_table.extend(matched)
+        request.num_computed_tokens = len(matched) * self.block_size
+        request.num_published_pages = len(matched)
+        if count and self.enabled:
+            self.stats.queried_tokens += request.num_tokens
+            self.stats.hit_tokens += request.num_computed_tokens
+
+    def extend(self, request: Request, num_tokens: int) -> bool:
+        """Make the block table cover `num_tokens` tokens; False, and nothing changes, if there is no room."""
+        missing = self.pages_for(num_tokens) - len(request.block_table)
+        if missing > self.num_available:
+            return False
+        for _ in range(missing):
+            if self.pool.num_free == 0:
+                self._evict_oldest()
+            request.block_table.append(self.pool.take())
+        return True
+
+    def publish(self, request: Request) -> None:
+        """Make the request's full, computed pages findable. Call only after the pass that filled them succeeded."""
+        if not self.enabled:
+            return
+        for index in range(request.num_published_pages, request.num_computed_tokens // self.block_size):
+            digest = self._page_digest(request, index)
+            # NOTE: if an equal page is known already, this copy stays private: block tables only ever grow, so that
+            # a page number handed to the runner keeps its meaning.
+            if digest not in self._by_digest:
+                parent = request.page_digests[index - 1] if index else request.cache_root
+                page = request.block_table[index]
+                entry = CachedPage(page, digest, parent, self._page_tokens(request, index))
+                self._by_digest[digest] = entry
+                self._by_page[page] = entry
+                self.pool.keep(page)
+            request.num_published_pages = index + 1
+
+    def release(self, request: Request) -> None:
+        """Let go of all pages of a request. Doing it twice is the same as doing it once."""
+        # Tail first, so that the end of a chain is evicted before its beginning.
+        for page in reversed(request.block_table):
+            self.pool.release(page)
+        request.block_table = []
+        request.num_computed_tokens = 0
+        request.num_published_pages = 0
+
+    def check(self, requests: Iterable[Request]) -> None:
+        """Verify pool, reference counts and index against all living requests.
+
+        Raises:
+            PoolCorrupt: with the numbers that do not agree.
+        """
+        self.pool.check(request.block_table for request in requests)
+        if len(self._by_digest) != len(self._by_page):
+            raise PoolCorrupt(f"{len(self._by_digest)} digests but {len(self._by_page)} pages in the prefix cache")
+        for page, entry in self._by_page.items():
+            if entry.page != page or self._by_digest.get(entry.digest) is not entry:
+                raise PoolCorrupt(f"page {page} and its digest do not point to each other")
+
+    def _evict_oldest(self) -> None:
+        entry = self._by_page.pop(self.pool.drop_oldest_cached())
+        del self._by_digest[entry.digest]
+        self.stats.evicted_pages += 1
+
+    def _page_tokens(self, request: Request, index: int) -> bytes:
+        start = index * self.block_size
+        return array("I", request.token_ids[start : start + self.block_size]).tobytes()
+
+    def _page_digest(self, request: Request, index: int) -> bytes:
+        """The digest of full page `index`; the digests of all pages before it must be there or are made first."""
+        digests = request.page_digests
+        while len(digests) <= index:
+            parent = digests[-1] if digests else request.cache_root
+            digests.append(self._digest(parent, self._page_tokens(request, len(digests))))
+        return digests[index]
+
+    def _digest(self, *parts: bytes) -> bytes:
+        digest = hashlib.blake2b(key=self._seed, digest_size=DIGEST_BYTES)
+        for part in parts:
+            digest.update(part)
+        return digest.digest()

@@ -1,0 +1,63 @@
+"""One sequence on its way through the engine: its tokens, its pages and how far the forward pass has come.
+
+A `Request` is data; the scheduler decides and the prefix cache owns the pages. What always holds:
+`0 <= num_computed_tokens <= num_tokens`, and `block_table` covers every computed token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from engine.types import FinishReason, SamplingParams
+
+
+class RequestStatus(StrEnum):
+    WAITING = "waiting"  # no pages; either new or preempted
+    RUNNING = "running"  # holds pages, gets tokens in every step that has room
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class SiblingGroup:
+    """Requests that continue the same prompt. One leads; the others wait until its prompt is in the cache."""
+
+    leader: Request | None = None
+    prompt_is_cached: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """State of one sequence. `token_ids` holds the prompt and then every generated token."""
+
+    request_id: int
+    arrival: int  # position in the order of admission; smaller is served first
+    token_ids: list[int]
+    num_prompt_tokens: int
+    params: SamplingParams
+    max_total_tokens: int  # the prompt and what may be generated, already cut to what the engine can hold
+    cache_root: bytes  # start of the chain of page digests: model, data type and salt
+    group: SiblingGroup | None = None
+
+    status: RequestStatus = RequestStatus.WAITING
+    finish_reason: FinishReason | None = None
+    num_computed_tokens: int = 0
+    block_table: list[int] = field(default_factory=list)
+    page_digests: list[bytes] = field(default_factory=list)  # of the leading full pages, filled when needed
+    num_published_pages: int = 0
+    num_cached_tokens: int | None = None  # prompt tokens found in the cache when first scheduled
+    cached_tokens_reported: bool = False
+    num_preemptions: int = 0
+    in_flight: bool = False  # part of the plan that is being executed
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_generated_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is RequestStatus.FINISHED

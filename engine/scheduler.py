@@ -1,0 +1,396 @@
+"""Which tokens run in the next step: continuous batching over the page pool, without a tensor in sight.
+
+One step is a map {request: number of tokens}. There is no prefill phase and no decode phase: a request simply has
+tokens that are not computed yet (its prompt, the rest of it, the last token, or everything again after a preemption).
+Decode rows go first, then chunks, then new requests, each first come first served, within `max_num_batched_tokens`.
+
+It promises: a step with work always runs something; the oldest running request is never preempted by a younger one;
+what can never fit is refused at the door; pages are released exactly once; and the page law holds after each call.
+Call `schedule`, run the plan, then call `update` or `fail_step`; `add` and `abort` may come at any time.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from engine.block_pool import PoolCorrupt
+from engine.messages import NewRequest, Output
+from engine.prefix_cache import PrefixCache
+from engine.request import Request, RequestStatus, SiblingGroup
+from engine.types import FinishReason, RowResult, StepPlan, StepRow
+
+
+class NeverFits(ValueError):
+    """A request that this engine can never serve, however long it waits."""
+
+
+class QueueFull(RuntimeError):
+    """The waiting queue is at its bound; the same request may succeed later."""
+
+
+class SchedulerStalled(RuntimeError):
+    """There is work but nothing can run: a bug. The core fails the requests instead of spinning."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Bounds of one step and of the queue.
+
+    Raises:
+        ValueError: bounds that contradict each other.
+    """
+
+    max_num_seqs: int = 64  # rows in one step
+    max_num_batched_tokens: int = 512  # tokens in one step
+    max_waiting: int = 256  # requests that wait for a row
+    max_model_len: int = 2048
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_waiting < 0:
+            raise ValueError(f"max_waiting must not be negative, got {self.max_waiting}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}): every running request needs one token per step"
+            )
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    """Cumulative counters."""
+
+    prefill_tokens: int = 0  # computed without yielding a token: prompts, and recomputation after preemption
+    generated_tokens: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0  # tokens whose KV was thrown away by a preemption (a part may come back as a hit)
+    aborts: int = 0
+
+
+class Scheduler:
+    """Owns all requests from `add` until their last output."""
+
+    def __init__(self, config: SchedulerConfig, cache: PrefixCache, *, eos_token_ids: frozenset[int]) -> None:
+        self.config = config
+        self.cache = cache
+        self.stats = SchedulerStats()
+        # What one sequence can hold at most, so that the oldest request alone always fits.
+        self.max_total_tokens = min(config.max_model_len, cache.pool.total * cache.block_size)
+        self._eos_token_ids = eos_token_ids
+        self._requests: dict[int, Request] = {}
+        # Both sorted by arrival.
+        self._waiting: list[Request] = []
+        self._running: list[Request] = []
+        self._groups: dict[int, SiblingGroup] = {}
+        self._in_flight: list[Request] = []
+        self._finished_ids: list[int] = []
+        self._arrivals = 0
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._running or self._waiting)
+
+    def requests(self) -> Iterable[Request]:
+        """All living requests, for checks."""
+        return self._requests.values()
+
+    # --- admission -----------------------------------------------------------------------------------------------
+
+    def add(self, new: Sequence[NewRequest]) -> None:
+        """Admit all of these requests or none.
+
+        Raises:
+            NeverFits: a prompt is empty or too long for the model's context or for the page pool, or there are more
+                requests than queue and batch hold together.
+            QueueFull: too many requests wait already.
+        """
+        for request in new:
+            self._check_fits(request)
+        if len({request.request_id for request in new}) != len(new):
+            raise NeverFits("Two requests have the same id.")
+        free_rows = max(0, self.config.max_num_seqs - len(self._running) - len(self._waiting))
+        most = self.config.max_num_seqs + self.config.max_waiting
+        if len(new) > most:
+            raise NeverFits(f"{len(new)} answers asked for at once; this engine holds at most {most} requests.")
+        if len(self._waiting) + len(new) > self.config.max_waiting + free_rows:
+            raise QueueFull(
+                f"{len(self._waiting)} requests are waiting and {len(self._running)} running; "
+                f"the queue holds {self.config.max_waiting}."
+            )
+        groups: dict[int, SiblingGroup] = {}
+        for request in new:
+            group = None if request.group is None else groups.setdefault(request.group, SiblingGroup())
+            self._admit(request, group)
+
+    def _check_fits(self, new: NewRequest) -> None:
+        length = len(new.prompt_token_ids)
+        if length == 0:
+            raise NeverFits("The prompt has no tokens.")
+        if new.request_id in self._requests:
+            raise NeverFits(f"Request id {new.request_id} is in use.")
+        if length + 1 > self.config.max_model_len:
+            raise NeverFits(
+                f"The prompt has {length} tokens and at least 1 must be generated, "
+                f"but the context holds {self.config.max_model_len} tokens."
+            )
+        if length + 1 > self.max_total_tokens:
+            raise NeverFits(
+                f"The prompt has {length} tokens and at least 1 must be generated, but the KV cache holds "
+                f"{self.max_total_tokens} tokens ({self.cache.pool.total} pages of {self.cache.block_size})."
+            )
+
+    def _admit(self, new: NewRequest, group: SiblingGroup | None) -> None:
+        prompt = list(new.prompt_token_ids)
+        self._arrivals += 1
+        request = Request(
+            request_id=new.request_id,
+            arrival=self._arrivals,
+            token_ids=prompt,
+            num_prompt_tokens=len(prompt),
+            params=new.params,
+            max_total_tokens=min(len(prompt) + new.params.max_tokens, self.max_total_tokens),
+            cache_root=self.cache.root(new.cache_salt),
+            group=group,
+        )
+        self._requests[request.request_id] = request
+        self._waiting.append(request)
+
+    # --- one step ------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan:
+        """The next step. Empty only if there is no work.
+
+        Raises:
+            SchedulerStalled: there is work but nothing could be scheduled.
+            RuntimeError: the previous plan was neither updated nor failed.
+        """
+        if self._in_flight:
+            raise RuntimeError("schedule() was called while a step is in flight")
+        counts: dict[Request, int] = {}
+        budget = self.config.max_num_batched_tokens
+        decode = [r for r in self._running if r.num_tokens - r.num_computed_tokens == 1]
+        chunks = [r for r in self._running if r.num_tokens - r.num_computed_tokens > 1]
+        preempted = False
+        for request in (*decode, *chunks):
+            if budget == 0:
+                break
+            if request.status is not RequestStatus.RUNNING:  # preempted by an older one just now
+                continue
+            count = min(request.num_tokens - request.num_computed_tokens, budget)
+            while not self.cache.extend(request, request.num_computed_tokens + count):
+                victim = self._running[-1]
+                budget += counts.pop(victim, 0)
+                self._preempt(victim)
+                preempted = True
+                if victim is request:
+                    break
+            else:
+                counts[request] = count
+                budget -= count
+        # After a preemption there is no room for anybody new, least of all for the victim.
+        if not preempted:
+            self._start_waiting(counts, budget)
+        if not counts and self.has_work:
+            raise SchedulerStalled(
+                f"{len(self._running)} running and {len(self._waiting)} waiting requests, but none can be scheduled: "
+                f"pages free {self.cache.pool.num_free}, cached {self.cache.pool.num_cached}, "
+                f"used {self.cache.pool.num_used}, total {self.cache.pool.total}"
+            )
+        return self._plan(counts)
+
+    def _start_waiting(self, counts: dict[Request, int], budget: int) -> None:
+        for request in list(self._waiting):
+            if budget == 0 or len(self._running) >= self.config.max_num_seqs:
+                return
+            if self._waits_for_sibling(request):
+                continue
+            matched = self.cache.match(request)
+            # Room for the whole prompt, not only for the first chunk: whoever starts should not be preempted at once.
+            if not self.cache.fits(request.num_tokens, matched):
+                return  # first come, first served: nobody overtakes
+            first_time = request.num_cached_tokens is None
+            self.cache.adopt(request, matched, count=first_time)
+            if first_time:
+                request.num_cached_tokens = request.num_computed_tokens
+            count = min(request.num_tokens - request.num_computed_tokens, budget)
+            if not self.cache.extend(request, request.num_computed_tokens + count):
+                raise PoolCorrupt(f"request {request.request_id} was found to fit, but its pages are not there")
+            self._waiting.remove(request)
+            request.status = RequestStatus.RUNNING
+            insort(self._running, request, key=_arrival)
+            counts[request] = count
+            budget -= count
+
+    def _waits_for_sibling(self, request: Request) -> bool:
+        group = request.group
+        if group is None or group.prompt_is_cached or not self.cache.enabled:
+            return False
+        if group.leader is None or group.leader.is_finished:
+            group.leader = request
+        return group.leader is not request
+
+    def _plan(self, counts: dict[Request, int]) -> StepPlan:
+        single: list[StepRow] = []
+        longer: list[StepRow] = []
+        for request, count in counts.items():
+            start = request.num_computed_tokens
+            tokens = request.token_ids
+            row = StepRow(
+                request_id=request.request_id,
+                token_ids=tokens[start : start + count],
+                start=start,
+                block_table=request.block_table,
+                sample=start + count == len(tokens),
+                params=request.params,
+                all_token_ids=tokens,
+                num_prompt_tokens=request.num_prompt_tokens,
+            )
+            (single if count == 1 else longer).append(row)
+            request.in_flight = True
+            self._in_flight.append(request)
+        finished, self._finished_ids = self._finished_ids, []
+        if not counts:  # nothing runs, so nobody would read them
+            self._finished_ids, finished = finished, []
+        return StepPlan(rows=single + longer, finished=finished)
+
+    def _preempt(self, victim: Request) -> None:
+        self._running.remove(victim)
+        self.stats.preemptions += 1
+        self.stats.recomputed_tokens += victim.num_computed_tokens
+        victim.num_preemptions += 1
+        victim.status = RequestStatus.WAITING
+        # Its full pages stay in the cache until the room is needed, so that resuming is mostly a hit.
+        self.cache.release(victim)
+        insort(self._waiting, victim, key=_arrival)
+
+    # --- results -------------------------------------------------------------------------------------------------
+
+    def update(self, plan: StepPlan, results: Sequence[RowResult]) -> list[Output]:
+        """Take over the results of an executed plan; returns one output per request that has news.
+
+        Raises:
+            ValueError: the results do not belong to the plan.
+        """
+        if [row.request_id for row in plan.rows] != [result.request_id for result in results]:
+            raise ValueError("the runner's results do not match the rows of the plan")
+        self._land()
+        outputs: list[Output] = []
+        for row, result in zip(plan.rows, results, strict=True):
+            request = self._requests.get(row.request_id)
+            if request is None:  # aborted while the step was in flight
+                continue
+            if result.error is not None:
+                outputs.append(self._finish(request, FinishReason.ERROR, error=result.error))
+                continue
+            request.num_computed_tokens += len(row.token_ids)
+            self.cache.publish(request)
+            self.stats.prefill_tokens += len(row.token_ids) - row.sample
+            if request.group is not None and request.num_computed_tokens >= request.num_prompt_tokens:
+                request.group.prompt_is_cached = True
+            if row.sample:
+                outputs.append(self._append(request, result))
+        return outputs
+
+    def fail_step(self, message: str) -> list[Output]:
+        """End all requests of the plan in flight with an error; nothing of that step is published."""
+        rows = self._in_flight
+        self._land()
+        return [self._finish(r, FinishReason.ERROR, error=message) for r in rows if not r.is_finished]
+
+    def fail_all(self, message: str) -> list[Output]:
+        """End every request with an error."""
+        self._land()
+        return [self._finish(request, FinishReason.ERROR, error=message) for request in list(self._requests.values())]
+
+    def abort(self, request_ids: Iterable[int], *, stopped: bool = False) -> None:
+        """End requests now. Unknown and finished ones are ignored, so that aborting twice does no harm.
+
+        Pages are free when this returns; only a request in the middle of a step keeps them until `update`.
+        """
+        for request_id in request_ids:
+            request = self._requests.get(request_id)
+            if request is not None:
+                self._finish(request, FinishReason.STOP if stopped else FinishReason.ABORT)
+                self.stats.aborts += not stopped
+
+    def check(self) -> None:
+        """Verify every invariant; for tests and for the idle engine.
+
+        Raises:
+            PoolCorrupt: with the numbers that do not agree.
+        """
+        holders = {request.request_id: request for request in (*self._requests.values(), *self._in_flight)}
+        self.cache.check(holders.values())
+        for request in self._requests.values():
+            capacity = len(request.block_table) * self.cache.block_size
+            if not 0 <= request.num_computed_tokens <= min(request.num_tokens, capacity):
+                raise PoolCorrupt(
+                    f"request {request.request_id}: computed {request.num_computed_tokens} of {request.num_tokens} "
+                    f"tokens in {len(request.block_table)} pages"
+                )
+            if request.status is RequestStatus.WAITING and request.block_table:
+                raise PoolCorrupt(f"waiting request {request.request_id} holds pages {request.block_table}")
+        if len(self._running) + len(self._waiting) != len(self._requests):
+            raise PoolCorrupt(
+                f"{len(self._running)} running + {len(self._waiting)} waiting != {len(self._requests)} requests"
+            )
+
+    def _append(self, request: Request, result: RowResult) -> Output:
+        token_id = result.token_id
+        if token_id is None:
+            return self._finish(request, FinishReason.ERROR, error="The runner returned no token for a sampling row.")
+        request.token_ids.append(token_id)
+        self.stats.generated_tokens += 1
+        output = Output(request.request_id, [token_id], None if result.logprob is None else [result.logprob])
+        if not request.cached_tokens_reported:
+            output.cached_tokens = request.num_cached_tokens
+            request.cached_tokens_reported = True
+        params = request.params
+        is_eos = token_id in self._eos_token_ids and not params.ignore_eos
+        if (is_eos or token_id in params.stop_token_ids) and request.num_generated_tokens >= params.min_tokens:
+            output.stop_token_id = token_id
+            self._finish(request, FinishReason.STOP)
+            output.finish_reason = FinishReason.STOP
+        elif request.num_tokens >= request.max_total_tokens:
+            self._finish(request, FinishReason.LENGTH)
+            output.finish_reason = FinishReason.LENGTH
+        return output
+
+    def _finish(self, request: Request, reason: FinishReason, error: str | None = None) -> Output:
+        """The one way out: remove the request from every list and let go of its pages."""
+        if request.status is RequestStatus.RUNNING:
+            self._running.remove(request)
+        else:
+            self._waiting.remove(request)
+        del self._requests[request.request_id]
+        request.status = RequestStatus.FINISHED
+        request.finish_reason = reason
+        self._finished_ids.append(request.request_id)
+        # NOTE: the pages of a request in flight are still being written. `_land` releases them.
+        if not request.in_flight:
+            self.cache.release(request)
+        return Output(request.request_id, [], finish_reason=reason, error=error)
+
+    def _land(self) -> None:
+        """The step is over: nothing is written any more, so what ended meanwhile can go."""
+        for request in self._in_flight:
+            request.in_flight = False
+            if request.is_finished:
+                self.cache.release(request)
+        self._in_flight = []
+
+
+def _arrival(request: Request) -> int:
+    return request.arrival
