@@ -1,0 +1,407 @@
+"""The supervisor over real processes: order, restarts, drain, and no orphan however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gateway.child import LogFile, ProcessSpec, http_probe, socket_probe
+from gateway.lock import AlreadyLocked, FileLock
+from gateway.supervisor import Event, StartFailed, Supervisor, Timing
+
+QUICK = Timing(poll_s=0.01, ready_timeout_s=30, backoff_start_s=0.02, backoff_cap_s=0.1, stable_s=30)
+
+# A process that listens on a Unix socket, appends what happens to a journal, and ends as it is told.
+CHILD = textwrap.dedent(
+    """
+    import os, pathlib, signal, socket, subprocess, sys, time
+    name, folder, behaviour = sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[3]
+    def note(what):
+        with (folder / "journal").open("a") as file:
+            file.write(f"{name} {what} {os.getpid()}\\n")
+    def term(number, frame):
+        note("term")
+        if behaviour == "stubborn":
+            return
+        if behaviour == "drains":
+            while not (folder / "drained").exists():
+                time.sleep(0.005)
+        note("end")
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, term)
+    signal.signal(signal.SIGINT, lambda *_: note("interrupted"))
+    note("start")
+    if behaviour == "never_ready":
+        print("no weights found")
+        sys.exit(3)
+    if behaviour == "with_grandchild":
+        code = "from gateway import lifeline; import time; assert lifeline.watch(); time.sleep(600)"
+        helper = subprocess.Popen([sys.executable, "-c", code], close_fds=False)
+        with (folder / "journal").open("a") as file:
+            file.write(f"grandchild start {helper.pid}\\n")
+    (folder / name).unlink(missing_ok=True)
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(folder / name))
+    server.listen()
+    print("listening", flush=True)
+    if behaviour == "falls":
+        server.accept()
+        print("falling", end="")
+        sys.exit(1)
+    while True:
+        time.sleep(600)
+    """
+)
+
+
+class Stage:
+    """A folder with a journal, the specs over it, and the events that the supervisor reported."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.events: list[Event] = []
+        self._waiters: list[tuple[Callable[[Event], bool], asyncio.Future[Event]]] = []
+        (folder / "child.py").write_text(CHILD)
+
+    def spec(self, name: str, behaviour: str = "serves", **options: object) -> ProcessSpec:
+        argv = (sys.executable, str(self.folder / "child.py"), name, str(self.folder), behaviour)
+        return ProcessSpec(name, argv, socket_probe(self.folder / name), **options)  # type: ignore[arg-type]
+
+    def supervisor(self, *specs: ProcessSpec, timing: Timing = QUICK) -> Supervisor:
+        return Supervisor(
+            specs,
+            log_dir=self.folder / "log",
+            report=self._report,
+            state_file=self.folder / "state.json",
+            timing=timing,
+        )
+
+    def journal(self) -> list[str]:
+        path = self.folder / "journal"
+        return [line.rsplit(" ", 1)[0] for line in path.read_text().splitlines()] if path.exists() else []
+
+    def pids(self) -> set[int]:
+        return {int(line.rsplit(" ", 1)[1]) for line in (self.folder / "journal").read_text().splitlines()}
+
+    def seen(self, kind: str) -> list[str]:
+        return [event.process for event in self.events if event.kind == kind]
+
+    async def event(self, wanted: Callable[[Event], bool]) -> Event:
+        future: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
+        self._waiters.append((wanted, future))
+        return await asyncio.wait_for(future, 30)
+
+    async def up(self) -> Event:
+        return await self.event(lambda event: event.kind == "up")
+
+    def _report(self, event: Event) -> None:
+        self.events.append(event)
+        for wanted, future in self._waiters:
+            if not future.done() and wanted(event):
+                future.set_result(event)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
+
+
+def alive(pids: set[int]) -> set[int]:
+    return {pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE}
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what other processes do, which sends no event here."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.005)
+
+
+async def run_until_up(stage: Stage, supervisor: Supervisor) -> asyncio.Task[None]:
+    up = asyncio.create_task(stage.up())
+    await asyncio.sleep(0)
+    task = asyncio.create_task(supervisor.run())
+    done, _ = await asyncio.wait({up, task}, return_when=asyncio.FIRST_COMPLETED)
+    if task in done:
+        up.cancel()
+        task.result()
+    return task
+
+
+async def test_a_stage_starts_when_the_one_before_is_ready_and_stops_in_reverse(stage: Stage) -> None:
+    front, back, side = stage.spec("front", stage=1), stage.spec("back"), stage.spec("side")
+    supervisor = stage.supervisor(front, back, side)
+    running = await run_until_up(stage, supervisor)
+    kinds = [(event.kind, event.process) for event in stage.events]
+    assert max(kinds.index(("ready", "back")), kinds.index(("ready", "side"))) < kinds.index(("starting", "front"))
+    state = json.loads((stage.folder / "state.json").read_text())
+    assert state["state"] == "up"
+    assert {p["pid"] for p in state["processes"].values()} == stage.pids()
+
+    supervisor.request_stop()
+    await running
+    journal = stage.journal()
+    assert journal.index("front end") < min(journal.index("back term"), journal.index("side term"))
+    assert alive(stage.pids()) == set()
+
+
+async def test_a_fallen_process_is_started_again_with_growing_pauses(stage: Stage) -> None:
+    supervisor = stage.supervisor(stage.spec("falls", "falls"), stage.spec("steady", stage=1))
+    running = asyncio.create_task(supervisor.run())
+    await stage.event(lambda event: len(stage.seen("exited")) >= 5)
+    supervisor.request_stop()
+    await running
+    pauses = [event.detail["seconds"] for event in stage.events if event.kind == "restarting" and event.detail]
+    assert pauses[:4] == [0.02, 0.04, 0.08, 0.1]
+    assert stage.journal().count("steady start") == 1, "the others are left alone"
+
+
+async def test_the_pause_starts_over_after_a_stable_run(stage: Stage) -> None:
+    timing = Timing(poll_s=0.01, backoff_start_s=0.02, backoff_cap_s=10, stable_s=0.0)
+    supervisor = stage.supervisor(stage.spec("falls", "falls"), timing=timing)
+    running = asyncio.create_task(supervisor.run())
+    await stage.event(lambda event: len(stage.seen("restarting")) >= 3)
+    supervisor.request_stop()
+    await running
+    assert {event.detail["seconds"] for event in stage.events if event.kind == "restarting" and event.detail} == {0.02}
+
+
+async def test_a_process_killed_from_outside_comes_back(stage: Stage) -> None:
+    supervisor = stage.supervisor(stage.spec("serves"))
+    running = await run_until_up(stage, supervisor)
+    again = asyncio.create_task(stage.event(lambda event: event.kind == "ready"))
+    await asyncio.sleep(0)
+    os.kill(next(iter(stage.pids())), signal.SIGKILL)
+    await again
+    exited = next(event for event in stage.events if event.kind == "exited")
+    assert exited.detail is not None
+    assert exited.detail["code"] == -signal.SIGKILL
+    supervisor.request_stop()
+    await running
+    assert stage.journal().count("serves start") == 2
+
+
+async def test_what_a_fallen_process_had_started_is_ended_with_it(stage: Stage) -> None:
+    supervisor = stage.supervisor(stage.spec("parent", "with_grandchild"))
+    running = await run_until_up(stage, supervisor)
+    grandchild = {
+        int(line.split()[2]) for line in (stage.folder / "journal").read_text().splitlines() if "grand" in line
+    }
+    assert alive(grandchild) == grandchild
+    fell = asyncio.create_task(stage.event(lambda event: event.kind == "exited"))
+    await asyncio.sleep(0)
+    parent = json.loads((stage.folder / "state.json").read_text())["processes"]["parent"]["pid"]
+    os.kill(parent, signal.SIGKILL)
+    await fell
+    await until(lambda: not alive(grandchild))
+    supervisor.request_stop()
+    await running
+
+
+async def test_the_drain_is_waited_for_before_the_stage_behind_is_asked(stage: Stage) -> None:
+    supervisor = stage.supervisor(stage.spec("front", "drains", stage=1, stop_timeout_s=30), stage.spec("back"))
+    running = await run_until_up(stage, supervisor)
+    supervisor.request_stop()
+    await until(lambda: "front term" in stage.journal())
+    assert "back term" not in stage.journal()
+    (stage.folder / "drained").touch()
+    await running
+    assert stage.journal()[-4:] == ["front term", "front end", "back term", "back end"]
+
+
+async def test_a_process_that_ignores_the_request_is_killed_after_its_time(stage: Stage) -> None:
+    supervisor = stage.supervisor(stage.spec("deaf", "stubborn", stop_timeout_s=0.1))
+    running = await run_until_up(stage, supervisor)
+    supervisor.request_stop()
+    await asyncio.wait_for(running, 20)
+    assert stage.seen("killed") == ["deaf"]
+    assert alive(stage.pids()) == set()
+
+
+async def test_a_second_request_ends_everything_at_once(stage: Stage) -> None:
+    supervisor = stage.supervisor(stage.spec("front", "stubborn", stage=1, stop_timeout_s=600), stage.spec("back"))
+    running = await run_until_up(stage, supervisor)
+    supervisor.request_stop()
+    await asyncio.sleep(0)
+    supervisor.request_stop()
+    await asyncio.wait_for(running, 20)
+    assert alive(stage.pids()) == set()
+
+
+async def test_an_essential_process_that_cannot_start_ends_the_start_with_its_own_words(stage: Stage) -> None:
+    supervisor = stage.supervisor(
+        stage.spec("engine", "never_ready"), stage.spec("cache"), stage.spec("front", stage=1)
+    )
+    with pytest.raises(StartFailed, match=re.compile("engine ended with exit code 3.*no weights found", re.DOTALL)):
+        await asyncio.wait_for(supervisor.run(), 30)
+    assert "front start" not in stage.journal()
+    assert alive(stage.pids()) == set()
+
+
+async def test_one_that_is_not_essential_is_tried_again_while_the_others_serve(stage: Stage) -> None:
+    supervisor = stage.supervisor(stage.spec("cache", "never_ready", essential=False), stage.spec("front", stage=1))
+    running = await run_until_up(stage, supervisor)
+    assert "cache" in stage.seen("restarting")
+    supervisor.request_stop()
+    await running
+
+
+async def test_a_program_that_does_not_exist_is_named(stage: Stage) -> None:
+    spec = ProcessSpec("ghost", ("/no/such/program",), socket_probe(stage.folder / "ghost"))
+    with pytest.raises(StartFailed, match=re.compile("cannot run /no/such/program", re.DOTALL)):
+        await asyncio.wait_for(stage.supervisor(spec).run(), 30)
+
+
+async def test_a_stop_during_the_start_is_obeyed(stage: Stage) -> None:
+    waiting = ProcessSpec(
+        "slow", (sys.executable, "-c", "import time; time.sleep(600)"), socket_probe(stage.folder / "no")
+    )
+    supervisor = stage.supervisor(waiting, timing=Timing(poll_s=0.01, waiting_notice_s=0.05))
+    running = asyncio.create_task(supervisor.run())
+    await stage.event(lambda event: event.kind == "waiting")
+    supervisor.request_stop()
+    await asyncio.wait_for(running, 20)
+    assert stage.seen("up") == []
+
+
+async def test_one_that_is_never_ready_ends_the_start(stage: Stage) -> None:
+    waiting = ProcessSpec(
+        "slow", (sys.executable, "-c", "import time; time.sleep(600)"), socket_probe(stage.folder / "no")
+    )
+    supervisor = stage.supervisor(waiting, timing=Timing(poll_s=0.01, ready_timeout_s=0.2))
+    with pytest.raises(StartFailed, match="slow was not ready"):
+        await asyncio.wait_for(supervisor.run(), 20)
+
+
+# --- no orphans ------------------------------------------------------------------------------------------------------
+
+PARENT = textwrap.dedent(
+    """
+    import asyncio, pathlib, sys
+    sys.path.insert(0, {tests!r})
+    from test_supervisor import Stage
+    async def main():
+        stage = Stage(pathlib.Path({folder!r}))
+        one = stage.spec("one", "with_grandchild")
+        supervisor = stage.supervisor(one, stage.spec("two", "stubborn", stage=1))
+        asyncio.create_task(supervisor.run())
+        await stage.up()
+        print("up", flush=True)
+        await asyncio.sleep(600)
+    asyncio.run(main())
+    """
+)
+
+
+def test_no_orphan_survives_a_killed_supervisor(stage: Stage) -> None:
+    code = PARENT.format(tests=str(Path(__file__).parent), folder=str(stage.folder))
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "up\n"
+        pids = stage.pids()
+        assert len(pids) == 3, "two children and a grandchild"
+        assert alive(pids) == pids
+        parent.kill()
+        asyncio.run(until(lambda: not alive(pids)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux")
+def test_a_child_whose_parent_is_already_gone_does_not_start(tmp_path: Path) -> None:
+    marker = tmp_path / "ran"
+    wrong_parent = str(os.getppid())
+    subprocess.run([sys.executable, "-m", "gateway.lifeline", wrong_parent, "touch", str(marker)], check=True)
+    assert not marker.exists()
+    subprocess.run([sys.executable, "-m", "gateway.lifeline", str(os.getpid()), "touch", str(marker)], check=True)
+    assert marker.exists()
+
+
+async def test_ctrl_c_in_the_terminal_reaches_only_the_supervisor(stage: Stage) -> None:
+    supervisor = stage.supervisor(stage.spec("serves"))
+    running = await run_until_up(stage, supervisor)
+    (pid,) = stage.pids()
+    assert os.getpgid(pid) != os.getpgid(0)
+    supervisor.request_stop()
+    await running
+    assert "serves interrupted" not in stage.journal()
+
+
+# --- logs, probes, lock --------------------------------------------------------------------------------------------
+
+
+async def test_the_log_holds_every_line_with_its_time(stage: Stage) -> None:
+    code = "import sys; print('a'); print('b' * 200_000); sys.stderr.write('é without newline')"
+    spec = ProcessSpec("talks", (sys.executable, "-c", code), socket_probe(stage.folder / "no"))
+    with pytest.raises(StartFailed):
+        await stage.supervisor(spec).run()
+    lines = (stage.folder / "log/talks.log").read_text().splitlines()
+    assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ", line) for line in lines)
+    texts = [line.split(" ", 1)[1] for line in lines]
+    assert texts[0] == "a"
+    assert "".join(texts[1:-1]) == "b" * 200_000
+    assert texts[-1] == "é without newline"
+
+
+def test_a_full_log_is_put_aside_and_three_old_ones_are_kept(tmp_path: Path) -> None:
+    log = LogFile(tmp_path / "x.log", max_bytes=200)
+    for number in range(40):
+        log.write(f"line {number} {'x' * 50}")
+    log.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.log", "x.log.1", "x.log.2", "x.log.3"]
+    assert all(path.stat().st_size <= 200 for path in tmp_path.iterdir())
+    assert "line 39" in (tmp_path / "x.log").read_text()
+    reopened = LogFile(tmp_path / "x.log", max_bytes=200)
+    reopened.write("after a restart")
+    reopened.close()
+    assert "line 39" in "".join(path.read_text() for path in tmp_path.iterdir()), "a restart overwrites nothing"
+
+
+async def test_the_http_probe_wants_a_200(free_port: int) -> None:
+    status = b"503 Service Unavailable"
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    probe = http_probe("127.0.0.1", free_port, "/health")
+    assert not await probe()
+    async with await asyncio.start_server(answer, "127.0.0.1", free_port):
+        assert not await probe()
+        status = b"200 OK"
+        assert await probe()
+
+
+def test_the_lock_is_exclusive_says_who_holds_it_and_dies_with_its_holder(tmp_path: Path) -> None:
+    path = tmp_path / "run/up.lock"
+    code = f"""
+import pathlib, time
+from gateway.lock import FileLock
+with FileLock(pathlib.Path({str(path)!r}), note="the other one"):
+    print("locked", flush=True); time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "locked\n"
+        with pytest.raises(AlreadyLocked, match="the other one"), FileLock(path):
+            pass
+        other.kill()
+        other.wait()
+    with FileLock(path, note="me"):
+        assert path.read_text() == "me"
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(FileLock(path))
