@@ -1,0 +1,258 @@
+"""The database behind keys and ledger: SQLite in the data directory, or PostgreSQL by URL. Same tables, same code.
+
+`open` brings the schema up to date before anything else happens, one process at a time. Rows go in with multi-row
+statements that skip what is already there, so that a replay after a crash changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, Self
+
+import msgspec
+from sqlalchemy import Connection, Table, event, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from gateway.ledger.rows import Decision, LedgerRow
+from gateway.ledger.schema import HEAD, decisions, ledger
+
+logger = logging.getLogger("tierline.ledger")
+
+# Key of the advisory lock that serialises migrations on PostgreSQL.
+_MIGRATION_LOCK: Final = 0x7469_6572
+_BUSY_TIMEOUT_MS: Final = 5000
+# Rows per statement, largest first: few distinct statements, so drivers keep them prepared.
+_CHUNKS: Final = (64, 8, 1)
+
+
+class DatabaseError(Exception):
+    """The database cannot be used; the message says why and what to do."""
+
+
+class Database:
+    """Connections to one database. Make it with `open`; it belongs to one event loop."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self.engine = engine
+        self._writing = engine.execution_options(sqlite_begin="BEGIN IMMEDIATE")
+        self._insert_sql: dict[tuple[str, int], str] = {}
+
+    @classmethod
+    async def open(cls, url: str, *, migrate: bool = True) -> Self:
+        """Connect and bring the schema up to date.
+
+        Raises:
+            DatabaseError: the URL is unusable, the server unreachable, or the schema newer than this program.
+        """
+        try:
+            parsed = make_url(url)
+        except ArgumentError as error:
+            raise DatabaseError(
+                "storage.database_url is not a database URL, like postgresql://user@host/name"
+            ) from error
+        drivers = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
+        backend = parsed.drivername.partition("+")[0]
+        if backend not in drivers:
+            raise DatabaseError(f"storage.database_url: '{backend}' is not supported; use sqlite or postgresql")
+        parsed = parsed.set(drivername=drivers[backend])
+        try:
+            if backend == "sqlite":
+                engine = create_async_engine(parsed, connect_args={"timeout": _BUSY_TIMEOUT_MS / 1000})
+                event.listen(engine.sync_engine, "connect", _configure_sqlite)
+                event.listen(engine.sync_engine, "begin", _begin_sqlite)
+                if parsed.database and parsed.database != ":memory:":
+                    Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+            else:
+                engine = create_async_engine(parsed, pool_pre_ping=True)
+        except ModuleNotFoundError as error:
+            raise DatabaseError(
+                f"{backend} needs the package {error.name}: pip install 'tierline[postgres]'"
+            ) from error
+        except OSError as error:
+            raise DatabaseError(f"cannot use the database {parsed.render_as_string()}: {error}") from error
+        database = cls(engine)
+        try:
+            await (database.migrate() if migrate else database.check())
+        except (DBAPIError, OSError) as error:
+            await database.close()
+            reason = error.orig if isinstance(error, DBAPIError) else error
+            raise DatabaseError(f"cannot use the database {parsed.render_as_string()}: {reason}") from error
+        except BaseException:
+            await database.close()
+            raise
+        return database
+
+    @property
+    def dialect(self) -> str:
+        return self.engine.dialect.name
+
+    def read(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        """A connection whose statements see one state of the database."""
+        return self.engine.connect()
+
+    def write(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        """A transaction that commits at the end. On SQLite it waits for other writers now, not in the middle."""
+        return self._writing.begin()
+
+    async def close(self) -> None:
+        await self.engine.dispose()
+
+    async def check(self) -> None:
+        """Whether the schema is the one this program was written for.
+
+        Raises:
+            DatabaseError: it is not; the message says which side is older.
+        """
+        async with self.read() as connection:
+            _expect_head(await connection.run_sync(_revision))
+
+    async def migrate(self) -> None:
+        """Bring the schema to `schema.HEAD`; processes that start together wait for the first."""
+        async with self.read() as connection:
+            if await connection.run_sync(_revision) == HEAD:
+                return
+        async with self._migration_lock(), self.write() as connection:
+            if self.dialect == "postgresql":
+                await connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
+            await connection.run_sync(_upgrade)
+            _expect_head(await connection.run_sync(_revision))
+
+    @asynccontextmanager
+    async def _migration_lock(self) -> AsyncIterator[None]:
+        """A lock file beside a SQLite database; PostgreSQL has a lock of its own, taken in the transaction."""
+        path = self.engine.url.database
+        if self.dialect != "sqlite" or not path or path == ":memory:":
+            yield
+            return
+        descriptor = os.open(f"{path}.migrate", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            await asyncio.to_thread(fcntl.flock, descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    async def insert_rows(self, rows: Sequence[LedgerRow], reasons: Sequence[Decision] = ()) -> int:
+        """Insert attempts and decisions that are not there yet, in one transaction.
+
+        Returns:
+            How many ledger rows were new.
+        """
+        async with self.write() as connection:
+            new = await self._insert(connection, ledger, [_ledger_values(row) for row in rows])
+            await self._insert(connection, decisions, [_decision_values(decision) for decision in reasons])
+        return new
+
+    async def _insert(self, connection: AsyncConnection, table: Table, values: list[tuple[Any, ...]]) -> int:
+        # One statement per chunk, not one per row: with SQLite each statement is a trip through the interpreter lock,
+        # which a busy event loop would make cost milliseconds.
+        new = start = 0
+        for size in _CHUNKS:
+            while len(values) - start >= size:
+                flat = tuple(value for row in values[start : start + size] for value in row)
+                result = await connection.exec_driver_sql(self._insert_statement(table, size), flat)
+                new += result.rowcount
+                start += size
+        return new
+
+    def _insert_statement(self, table: Table, rows: int) -> str:
+        statement = self._insert_sql.get((table.name, rows))
+        if statement is None:
+            columns = list(table.columns)
+            primary = ", ".join(column.name for column in table.primary_key)
+            if self.dialect == "postgresql":
+                types = [column.type.compile(self.engine.dialect) for column in columns]
+                numbered = [f"${i + 1}::{types[i % len(types)]}" for i in range(rows * len(columns))]
+            else:
+                numbered = ["?"] * (rows * len(columns))
+            width = len(columns)
+            groups = ", ".join(f"({', '.join(numbered[i * width : (i + 1) * width])})" for i in range(rows))
+            names = ", ".join(column.name for column in columns)
+            statement = f"INSERT INTO {table.name} ({names}) VALUES {groups} ON CONFLICT ({primary}) DO NOTHING"
+            self._insert_sql[(table.name, rows)] = statement
+        return statement
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether a failure is the database's (absent, locked, full, shutting down), so that trying again can help."""
+    if isinstance(error, DBAPIError):
+        return error.connection_invalidated or isinstance(error, OperationalError) or _is_outage_state(error)
+    return isinstance(error, OSError | TimeoutError)
+
+
+def _is_outage_state(error: DBAPIError) -> bool:
+    # PostgreSQL classes: 08 connection, 53 resources (disk full), 57 operator intervention, 58 system error,
+    # 40 rollback (deadlock), 55 object not available (lock).
+    state = getattr(error.orig, "sqlstate", None) or ""
+    return state[:2] in ("08", "53", "57", "58", "40", "55") or "Interface" in type(error).__name__
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    connection.exec_driver_sql(connection.get_execution_options().get("sqlite_begin", "BEGIN"))
+
+
+def _configure_sqlite(connection: Any, _record: Any) -> None:
+    # The driver would begin transactions on its own, but not before DDL: a migration could be cut in half.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    # The journal forgets what the database has: so a commit must reach the disk, also in WAL mode.
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={_BUSY_TIMEOUT_MS}", "foreign_keys=ON"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _revision(connection: Connection) -> str | None:
+    if not connection.dialect.has_table(connection, "alembic_version"):
+        return None
+    found = connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
+    return None if found is None else str(found)
+
+
+def _expect_head(revision: str | None) -> None:
+    if revision == HEAD:
+        return
+    if revision is None or revision < HEAD:
+        raise DatabaseError(
+            f"the database schema is at {revision or 'nothing'}, this program needs {HEAD}; start it once"
+        )
+    raise DatabaseError(f"the database schema is at {revision}, newer than this program ({HEAD}): upgrade the program")
+
+
+def _upgrade(connection: Connection) -> None:
+    from alembic import command
+    from alembic.config import Config
+
+    revision = _revision(connection)
+    if revision is not None and revision > HEAD:
+        _expect_head(revision)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+    logger.info("database schema upgraded from %s to %s", revision or "nothing", HEAD)
+
+
+def _plain(value: str) -> str:
+    """Text that comes from outside may hold a NUL, which PostgreSQL cannot store."""
+    return value.replace("\x00", "") if "\x00" in value else value
+
+
+def _ledger_values(row: LedgerRow) -> tuple[Any, ...]:
+    """In the order of `schema.ledger`, which is the order of `LedgerRow`."""
+    return tuple(
+        [_plain(value) if type(value) is str else value for value in msgspec.structs.astuple(row)[:-2]]
+        + [msgspec.json.encode(row.tags).decode(), _plain(row.error)]
+    )
+
+
+def _decision_values(decision: Decision) -> tuple[Any, ...]:
+    return (decision.request_id, decision.ts_ms, msgspec.json.encode(decision).decode())

@@ -1,0 +1,118 @@
+"""What the ledger records: a row per attempt, a decision per request. No prompt or answer text, ever.
+
+Field names are the database's column names and the journal's keys, so a row is the same thing everywhere.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final, Literal
+
+import msgspec
+import uuid_utils
+
+from gateway.ledger.usage import Usage, UsageSource
+
+CacheState = Literal["miss", "exact", "semantic", "bypass"]
+Outcome = Literal[
+    "success",  # the whole answer was delivered
+    "error",  # the server or the connection failed
+    "timeout",  # a deadline passed
+    "cancelled",  # the client left
+    "cut",  # the server stopped in the middle of an answer
+    "refused",  # not run: limit, budget, policy or an invalid request
+    "cache_hit",  # answered from the cache
+    "interrupted",  # the gateway died; written when it started again
+]
+OUTCOMES: Final[tuple[str, ...]] = Outcome.__args__  # type: ignore[attr-defined]
+
+MAX_ERROR_CHARACTERS: Final = 1000
+
+
+class LedgerRow(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One attempt: one call to one replica, or one answer from the cache, or one refusal.
+
+    `ts_ms` is when the attempt started (UTC, milliseconds since 1970); it decides the day and the budget month.
+    `attempt` counts from 1 within `request_id`. Amounts are nano-dollars, durations milliseconds.
+    """
+
+    attempt_id: str
+    request_id: str
+    attempt: int
+    ts_ms: int
+    key_id: str = ""
+    project_id: str = ""
+    team_id: str = ""
+    organisation_id: str = ""
+    policy: str = ""
+    policy_version: str = ""
+    tier: str = ""
+    requested_tier: str = ""
+    requested_model: str = ""
+    model: str = ""
+    backend: str = ""
+    replica: str = ""
+    cache: CacheState = "miss"
+    outcome: Outcome = "error"
+    status_code: int = 0
+    finish_reason: str = ""
+    input_tokens: int = 0
+    cached_input_tokens: int = 0
+    cache_write_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    usage_source: UsageSource = "estimated"
+    cost_nanousd: int = 0
+    saved_nanousd: int = 0
+    price_version: str = ""
+    ttft_ms: float | None = None
+    duration_ms: float = 0.0
+    stream: bool = False
+    tags: dict[str, str] = {}
+    error: str = ""
+
+    def set_usage(self, usage: Usage) -> None:
+        self.input_tokens = usage.input_tokens
+        self.cached_input_tokens = usage.cached_input_tokens
+        self.cache_write_tokens = usage.cache_write_tokens
+        self.output_tokens = usage.output_tokens
+        self.reasoning_tokens = usage.reasoning_tokens
+        self.usage_source = usage.source
+
+    def set_error(self, message: str) -> None:
+        """Keep the beginning of an error message (a row has a bounded size) as text that every store can hold."""
+        self.error = message[:MAX_ERROR_CHARACTERS].encode("utf-8", "replace").decode().replace("\x00", "")
+
+    def usage(self) -> Usage:
+        return Usage(
+            input_tokens=self.input_tokens,
+            cached_input_tokens=self.cached_input_tokens,
+            cache_write_tokens=self.cache_write_tokens,
+            output_tokens=self.output_tokens,
+            reasoning_tokens=self.reasoning_tokens,
+            source=self.usage_source,
+        )
+
+
+class Decision(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Why a request went where it went. `features` are numbers and labels, never the text they were made from."""
+
+    request_id: str
+    ts_ms: int
+    policy: str = ""
+    policy_version: str = ""
+    rule: str = ""
+    why: str = ""
+    tier: str = ""
+    model: str = ""
+    features: dict[str, Any] = {}
+    candidates: list[dict[str, Any]] = []
+
+
+def new_id() -> str:
+    """A UUIDv7: unique, and ordered by time, which keeps indexes and listings in the order of events."""
+    return str(uuid_utils.uuid7())
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,124 @@
+"""The tables, for SQLite and PostgreSQL alike. Migrations bring a database to this; a test compares the two.
+
+`ledger` and `decisions` only ever grow: no row is updated, no counter is kept beside them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import BigInteger, Boolean, Column, Float, ForeignKey, Index, Integer, MetaData, Table, Text
+from sqlalchemy import UniqueConstraint as Unique
+
+# The newest migration. A database that says so needs no migration, so alembic is not even imported.
+HEAD: Final = "0001"
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+# One row per fact about the whole database: `keys_version` grows with every change of a key, `secret_check` proves
+# that the server secret is the one the keys were made with.
+facts = Table("facts", metadata, Column("name", Text, primary_key=True), Column("value", Text, nullable=False))
+
+organisations = Table(
+    "organisations",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+    Unique("name"),
+)
+
+teams = Table(
+    "teams",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("organisation_id", Text, ForeignKey("organisations.id"), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+    Unique("organisation_id", "name"),
+)
+
+projects = Table(
+    "projects",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("team_id", Text, ForeignKey("teams.id"), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+    Unique("team_id", "name"),
+)
+
+keys = Table(
+    "keys",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("project_id", Text, ForeignKey("projects.id"), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("prefix", Text, nullable=False),
+    Column("digest", Text, nullable=False),  # HMAC-SHA256 of the token, hexadecimal; the token itself is nowhere
+    Column("created_ms", BigInteger, nullable=False),
+    Column("expires_ms", BigInteger),
+    Column("revoked_ms", BigInteger),
+    Column("requests_per_minute", BigInteger),
+    Column("tokens_per_minute", BigInteger),
+    Column("parallel", Integer),
+    Column("budget_nanousd", BigInteger),
+    Column("allowed_models", Text, nullable=False, server_default="[]"),
+    Unique("digest"),
+)
+
+ledger = Table(
+    "ledger",
+    metadata,
+    Column("attempt_id", Text, primary_key=True),
+    Column("request_id", Text, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("ts_ms", BigInteger, nullable=False),
+    Column("key_id", Text, nullable=False),
+    Column("project_id", Text, nullable=False),
+    Column("team_id", Text, nullable=False),
+    Column("organisation_id", Text, nullable=False),
+    Column("policy", Text, nullable=False),
+    Column("policy_version", Text, nullable=False),
+    Column("tier", Text, nullable=False),
+    Column("requested_tier", Text, nullable=False),
+    Column("requested_model", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("backend", Text, nullable=False),
+    Column("replica", Text, nullable=False),
+    Column("cache", Text, nullable=False),
+    Column("outcome", Text, nullable=False),
+    Column("status_code", Integer, nullable=False),
+    Column("finish_reason", Text, nullable=False),
+    Column("input_tokens", BigInteger, nullable=False),
+    Column("cached_input_tokens", BigInteger, nullable=False),
+    Column("cache_write_tokens", BigInteger, nullable=False),
+    Column("output_tokens", BigInteger, nullable=False),
+    Column("reasoning_tokens", BigInteger, nullable=False),
+    Column("usage_source", Text, nullable=False),
+    Column("cost_nanousd", BigInteger, nullable=False),
+    Column("saved_nanousd", BigInteger, nullable=False),
+    Column("price_version", Text, nullable=False),
+    Column("ttft_ms", Float),
+    Column("duration_ms", Float, nullable=False),
+    Column("stream", Boolean, nullable=False),
+    Column("tags", Text, nullable=False),  # JSON object
+    Column("error", Text, nullable=False),
+    Index(None, "ts_ms"),
+    Index(None, "request_id"),
+)
+
+decisions = Table(
+    "decisions",
+    metadata,
+    Column("request_id", Text, primary_key=True),
+    Column("ts_ms", BigInteger, nullable=False),
+    Column("json", Text, nullable=False),  # a whole `rows.Decision`
+)
