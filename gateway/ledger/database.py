@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import msgspec
-from sqlalchemy import Connection, Table, event, text
+from sqlalchemy import Connection, Insert, Table, event, text
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -42,6 +43,10 @@ class Database:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.engine = engine
+        # One state of the database for all statements of a read; SQLite's transactions see no other.
+        self._reading = (
+            engine.execution_options(isolation_level="REPEATABLE READ") if self.dialect == "postgresql" else engine
+        )
         self._writing = engine.execution_options(sqlite_begin="BEGIN IMMEDIATE")
         self._insert_sql: dict[tuple[str, int], str] = {}
 
@@ -95,8 +100,8 @@ class Database:
         return self.engine.dialect.name
 
     def read(self) -> AbstractAsyncContextManager[AsyncConnection]:
-        """A connection whose statements see one state of the database."""
-        return self.engine.connect()
+        """A connection whose statements all see the same state of the database."""
+        return self._reading.connect()
 
     def write(self) -> AbstractAsyncContextManager[AsyncConnection]:
         """A transaction that commits at the end. On SQLite it waits for other writers now, not in the middle."""
@@ -149,6 +154,11 @@ class Database:
             new = await self._insert(connection, ledger, [_ledger_values(row) for row in rows])
             await self._insert(connection, decisions, [_decision_values(decision) for decision in reasons])
         return new
+
+    def insert_if_absent(self, table: Table, **values: Any) -> Insert:
+        """A statement that does nothing when the row, by any unique constraint, is there."""
+        insert = postgresql.insert if self.dialect == "postgresql" else sqlite.insert
+        return insert(table).values(**values).on_conflict_do_nothing()
 
     async def _insert(self, connection: AsyncConnection, table: Table, values: list[tuple[Any, ...]]) -> int:
         # One statement per chunk, not one per row: with SQLite each statement is a trip through the interpreter lock,

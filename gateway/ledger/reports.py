@@ -10,7 +10,7 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import msgspec
@@ -52,7 +52,7 @@ class Report(msgspec.Struct, kw_only=True):
 
     def to_json(self) -> str:
         rows = [{**row, **_dollars(row)} for row in self.rows]
-        body = {"by": self.by, "since": self.since, "until": self.until, "rows": rows}
+        body: dict[str, Any] = {"by": self.by, "since": self.since, "until": self.until, "rows": rows}
         body["total"] = {**self.total, **_dollars(self.total)}
         return msgspec.json.format(msgspec.json.encode(body), indent=2).decode()
 
@@ -172,7 +172,7 @@ def _measures() -> list[Label[Any]]:
 
 def _dimension(name: str) -> Label[Any]:
     if name == "day":
-        return (ledger.c.ts_ms - ledger.c.ts_ms % DAY_MS).cast(ledger.c.ts_ms.type).label("day")
+        return (ledger.c.ts_ms - ledger.c.ts_ms % DAY_MS).label("day")
     return ledger.c[f"{name}_id" if name in _NAMED else name].label(name)
 
 
@@ -207,9 +207,7 @@ def _no_formula(value: str) -> str:
     return f"'{value}" if value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
-def _to_ms(moment: datetime | date) -> int:
-    if not isinstance(moment, datetime):
-        moment = datetime(moment.year, moment.month, moment.day, tzinfo=UTC)
+def _to_ms(moment: datetime) -> int:
     return int(moment.timestamp() * 1000)
 
 

@@ -1,0 +1,226 @@
+"""API keys: made, listed and revoked here; a token is shown once, when it is made.
+
+A key belongs to a project of a team of an organisation; those come into being with their first key. Every change
+moves the key version, by which running gateways notice within a second. See `keystore.py` for authentication.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import Table, func, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.access.keystore import KeyStore, check_secret
+from gateway.access.principal import AccessError, ExpiredKey, InvalidKey, KeyLimits, Principal, RevokedKey
+from gateway.access.secret import ServerSecret, is_token, load_secret, new_token, shown_prefix, write_private
+from gateway.ledger.database import Database
+from gateway.ledger.rows import new_id, now_ms
+from gateway.ledger.schema import facts, keys, organisations, projects, teams
+
+__all__ = [
+    "AccessError", "CreatedKey", "ExpiredKey", "InvalidKey", "InvalidKeyRequest", "KeyInfo", "KeyLimits", "KeyStore",
+    "Principal", "RevokedKey", "ServerSecret", "check_secret", "create_key", "ensure_first_key", "list_keys",
+    "load_secret", "revoke_key",
+]  # fmt: skip
+
+logger = logging.getLogger("tierline.access")
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._@+-]{0,63}")
+
+
+class InvalidKeyRequest(ValueError):
+    """A key cannot be made or found as asked; the message says what to write instead."""
+
+
+class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A key as it may be shown. Times are UTC milliseconds, the budget nano-dollars per month."""
+
+    key_id: str
+    prefix: str
+    name: str
+    organisation: str
+    team: str
+    project: str
+    created_ms: int
+    expires_ms: int | None
+    revoked_ms: int | None
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    parallel: int | None
+    budget_nanousd: int | None
+    allowed_models: tuple[str, ...]
+
+    @property
+    def state(self) -> str:
+        if self.revoked_ms is not None:
+            return "revoked"
+        return "expired" if self.expires_ms is not None and self.expires_ms <= now_ms() else "active"
+
+
+class CreatedKey:
+    """A new key and its token, which is nowhere else; it does not print."""
+
+    __slots__ = ("info", "token")
+
+    def __init__(self, token: str, info: KeyInfo) -> None:
+        self.token = token
+        self.info = info
+
+    def __repr__(self) -> str:
+        return f"CreatedKey({self.info.prefix}…)"
+
+
+async def create_key(
+    database: Database,
+    secret: ServerSecret,
+    *,
+    organisation: str = "default",
+    team: str = "default",
+    project: str = "default",
+    name: str = "default",
+    expires_ms: int | None = None,
+    limits: KeyLimits | None = None,
+    budget_nanousd: int | None = None,
+    allowed_models: Collection[str] = (),
+    token: str | None = None,
+) -> CreatedKey:
+    """Make a key, and its organisation, team and project where they do not exist.
+
+    Raises:
+        InvalidKeyRequest: a name, limit, budget or expiry that makes no sense.
+    """
+    limits = limits or KeyLimits()
+    for kind, value in (("organisation", organisation), ("team", team), ("project", project), ("key", name)):
+        if not _NAME.fullmatch(value):
+            allowed = "1 to 64 letters, digits, spaces or . _ @ + -, beginning with a letter or digit"
+            raise InvalidKeyRequest(f"{value!r} is no name for a {kind}: use {allowed}")
+    for field in KeyLimits.__struct_fields__:
+        if (value := getattr(limits, field)) is not None and not 0 < value < 2**31:
+            raise InvalidKeyRequest(f"{field} must be between 1 and {2**31 - 1}, got {value}")
+    if budget_nanousd is not None and budget_nanousd < 0:
+        raise InvalidKeyRequest("a budget cannot be negative")
+    if expires_ms is not None and expires_ms <= now_ms():
+        raise InvalidKeyRequest("the key would have expired already")
+    await check_secret(database, secret)
+    token = token or new_token()
+    key_id = new_id()
+    async with database.write() as connection:
+        organisation_id = await _ensure(database, connection, organisations, name=organisation)
+        team_id = await _ensure(database, connection, teams, organisation_id=organisation_id, name=team)
+        project_id = await _ensure(database, connection, projects, team_id=team_id, name=project)
+        values: dict[str, Any] = {
+            "id": key_id,
+            "project_id": project_id,
+            "name": name,
+            "prefix": shown_prefix(token),
+            "digest": secret.digest(token),
+            "created_ms": now_ms(),
+            "expires_ms": expires_ms,
+            "budget_nanousd": budget_nanousd,
+            "allowed_models": msgspec.json.encode(sorted(allowed_models)).decode(),
+            **msgspec.structs.asdict(limits),
+        }
+        await connection.execute(keys.insert().values(values))
+        await _move_version(database, connection)
+    return CreatedKey(token, await find_key(database, key_id))
+
+
+async def list_keys(database: Database) -> list[KeyInfo]:
+    """All keys, revoked ones too, oldest first."""
+    joined = keys.join(projects).join(teams).join(organisations)
+    statement = select(
+        keys,
+        keys.c.id.label("key_id"),
+        projects.c.name.label("project"),
+        teams.c.name.label("team"),
+        organisations.c.name.label("organisation"),
+    )
+    async with database.read() as connection:
+        found = (await connection.execute(statement.select_from(joined).order_by(keys.c.id))).mappings().all()
+    rows = [{**row, "allowed_models": msgspec.json.decode(row["allowed_models"])} for row in found]
+    return [msgspec.convert(row, KeyInfo) for row in rows]
+
+
+async def find_key(database: Database, reference: str) -> KeyInfo:
+    """A key by id, by shown prefix or by name; the latter two only among keys that are not revoked.
+
+    Raises:
+        InvalidKeyRequest: none fits, or several do.
+    """
+    known = await list_keys(database)
+    for info in known:
+        if info.key_id == reference:
+            return info
+    shown = reference.rstrip("…")
+    found = [info for info in known if info.revoked_ms is None and shown in (info.prefix, info.name)]
+    if not found:
+        raise InvalidKeyRequest(f"no key has the id, prefix or name {reference!r}; see `tierline keys list`")
+    if len(found) > 1:
+        choices = ", ".join(f"{info.key_id} ({info.organisation}/{info.team}/{info.project})" for info in found)
+        raise InvalidKeyRequest(f"{reference!r} could be any of {choices}; name one by its id")
+    return found[0]
+
+
+async def revoke_key(database: Database, reference: str) -> KeyInfo:
+    """Revoke a key for good; running gateways refuse it within a second. Revoking twice changes nothing.
+
+    Raises:
+        InvalidKeyRequest: see `find_key`.
+    """
+    info = await find_key(database, reference)
+    if info.revoked_ms is None:
+        async with database.write() as connection:
+            match = (keys.c.id == info.key_id) & keys.c.revoked_ms.is_(None)
+            await connection.execute(update(keys).where(match).values(revoked_ms=now_ms()))
+            await _move_version(database, connection)
+    return await find_key(database, info.key_id)
+
+
+async def ensure_first_key(database: Database, secret: ServerSecret, path: Path) -> CreatedKey | None:
+    """On a database without keys, make default/default/default one and write its token to `path` (mode 0600).
+
+    The token is written before the key exists, and taken from the file if it is there: a crash in between leaves
+    nothing half done.
+
+    Returns:
+        The key, or None when the database has keys already.
+    """
+    async with database.read() as connection:
+        if await connection.scalar(select(func.count()).select_from(keys)):
+            return None
+    try:
+        return await create_key(database, secret, name="first-key", token=_first_token(path))
+    except IntegrityError:
+        # Another process was faster with the same token.
+        return None
+
+
+def _first_token(path: Path) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_private(path, new_token() + "\n", replace=False)
+    token = path.read_text().strip()
+    if not is_token(token):
+        token = new_token()
+        write_private(path, token + "\n", replace=True)
+    path.chmod(0o600)
+    return token
+
+
+async def _ensure(database: Database, connection: AsyncConnection, table: Table, **columns: str) -> str:
+    """The id of the row with these values, made if absent."""
+    await connection.execute(database.insert_if_absent(table, id=new_id(), created_ms=now_ms(), **columns))
+    match = [table.c[name] == value for name, value in columns.items()]
+    return str(await connection.scalar(select(table.c.id).where(*match)))
+
+
+async def _move_version(database: Database, connection: AsyncConnection) -> None:
+    await connection.execute(database.insert_if_absent(facts, name="keys_version", value="0"))
+    # A new value suffices; a random one cannot repeat an old one, and needs no arithmetic on text.
+    await connection.execute(update(facts).where(facts.c.name == "keys_version").values(value=new_id()))

@@ -1,0 +1,123 @@
+"""Admission: what a request must pass before it runs, and what is settled after it. One call each.
+
+A request is admitted against several scopes at once (its key, its policy, …): all of them, or none. What it may use
+is set aside as a hold; `settle` replaces the hold by what was used. The in-process implementation is
+`counters_memory.py`; a shared one implements the same `Limiter`.
+
+Semantics, which every implementation keeps:
+
+- requests and tokens per minute are token buckets that hold one minute's worth and refill evenly. So a burst of a
+  full minute is allowed, and in any T seconds at most `limit * (1 + T / 60)` pass. Buckets need one number per scope,
+  `retry_after_s` is exact, and clients know them from the vendors. A request larger than a whole bucket waits for a
+  full one and then overdraws it: nobody is locked out, and the rate over time holds.
+- tokens are taken by estimate and corrected by `settle`; a bucket may go below zero, which later requests wait out.
+- parallel counts open holds.
+- budgets are per UTC calendar month: `used = settled + held`, and a request is admitted while
+  `used + its hold <= budget`. So spending passes a budget by at most the sum, over the requests then running, of
+  what each used beyond its hold; holds that are raised by `touch` as the answer grows keep that small.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import msgspec
+
+LimitKind = Literal["requests_per_minute", "tokens_per_minute", "parallel", "budget"]
+
+
+class Scope(msgspec.Struct, frozen=True):
+    """Something with limits, such as `key:UUID`, `team:UUID` or `policy:NAME`. None is unlimited."""
+
+    id: str
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    parallel: int | None = None
+    budget_nanousd: int | None = None
+
+
+class Admission(msgspec.Struct, frozen=True):
+    """A request at the door. `tokens`: estimated input plus output. `cost_nanousd`: what to set aside for it."""
+
+    hold_id: str
+    scopes: tuple[Scope, ...]
+    tokens: int
+    cost_nanousd: int
+    ttl_s: float
+
+
+class Grant(msgspec.Struct, frozen=True, kw_only=True):
+    """An admitted request, and the tightest scope's state for the `x-ratelimit-*` headers (None: no such limit).
+
+    `reset_*_s` is the time until that bucket is full again. `budget_used` maps each scope that has a budget to the
+    used share of it, this hold included; it can exceed 1.
+    """
+
+    hold_id: str
+    limit_requests: int | None = None
+    remaining_requests: int | None = None
+    reset_requests_s: float | None = None
+    limit_tokens: int | None = None
+    remaining_tokens: int | None = None
+    reset_tokens_s: float | None = None
+    budget_used: dict[str, float] = {}
+
+
+class LimitExceeded(Exception):
+    """A limit says not now. Nothing was taken from any scope; after `retry_after_s` the same request can pass.
+
+    For `parallel` and for budgets that are only held, nobody knows when a running request will end: then it is a
+    second. For a spent budget it is the time until the next month.
+    """
+
+    def __init__(self, scope: str, kind: LimitKind, retry_after_s: float, message: str) -> None:
+        super().__init__(message)
+        self.scope = scope
+        self.kind = kind
+        self.retry_after_s = retry_after_s
+        self.message = message
+
+
+class BudgetExhausted(LimitExceeded):
+    """A monthly budget does not cover this request. Amounts in nano-dollars; `used = settled + held`."""
+
+    def __init__(
+        self, scope: str, retry_after_s: float, message: str, *, budget: int, settled: int, held: int, needed: int
+    ) -> None:
+        super().__init__(scope, "budget", retry_after_s, message)
+        self.budget_nanousd = budget
+        self.settled_nanousd = settled
+        self.held_nanousd = held
+        self.needed_nanousd = needed
+
+
+class Limiter(Protocol):
+    """What the life of a request needs. One call per admission, one per settle; both safe to repeat by `hold_id`."""
+
+    async def admit(self, admission: Admission) -> Grant:
+        """Take from every scope or from none. The same `hold_id` again returns its grant and takes nothing.
+
+        Raises:
+            LimitExceeded, BudgetExhausted: which scope, which limit, when to come back.
+        """
+        ...
+
+    async def settle(self, hold_id: str, tokens: int, cost_nanousd: int) -> bool:
+        """Replace a hold by what was used. Late is fine, also after the hold expired.
+
+        Returns:
+            False when there is nothing to settle: it was settled before, or never admitted.
+        """
+        ...
+
+    async def touch(self, hold_id: str, ttl_s: float, tokens: int = 0, cost_nanousd: int = 0) -> bool:
+        """Extend a hold, and raise it to at least these amounts.
+
+        Returns:
+            False when the hold is gone: settled or expired.
+        """
+        ...
+
+    async def budget_used(self, scopes: tuple[Scope, ...]) -> dict[str, float]:
+        """Used share of the budget of each scope that has one."""
+        ...
