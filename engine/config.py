@@ -1,0 +1,24 @@
+"""What an engine is started with: parsed by the HTTP process, handed to the core process as JSON."""
+
+from __future__ import annotations
+
+import msgspec
+
+PRECISIONS = ("auto", "float32", "bfloat16")
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of one engine. None means: chosen by the engine from the model and the machine."""
+
+    model_path: str
+    served_name: str
+    precision: str = "auto"
+    device: str | None = None
+    threads: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    max_waiting: int = 256
+    kv_cache_bytes: int | None = None
+    block_size: int | None = None
+    prefix_cache: bool = True

@@ -1,0 +1,288 @@
+"""The engine's loop, in a process of its own: drain the input, schedule, run, update, emit.
+
+It promises: an abort takes effect before the next step; a fault of one step ends the requests of that step and not the
+process, unless it repeats; a health echo passes through the loop itself, so an answer means the loop turns; when the
+HTTP process goes, the core goes. `python -m engine.core FD PARENT_PID CONFIG_JSON` is started by `client.py`.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import logging
+import math
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+import msgspec
+
+from engine.block_pool import BlockPool, PoolCorrupt
+from engine.config import EngineConfig
+from engine.lifeline import die_with_parent
+from engine.messages import (
+    Abort,
+    Add,
+    Fatal,
+    FrameReader,
+    FromCore,
+    Ping,
+    Pong,
+    Ready,
+    Rejected,
+    Stats,
+    Step,
+    ToCore,
+    encode_frame,
+    to_core_decoder,
+)
+from engine.prefix_cache import PrefixCache
+from engine.scheduler import NeverFits, QueueFull, Scheduler, SchedulerConfig
+from engine.types import Runner
+
+log = logging.getLogger("engine.core")
+
+# A fault that hits this many steps in a row is not one request's fault.
+MAX_CONSECUTIVE_FAILURES = 3
+_RECEIVE_BYTES = 1 << 18
+_RETRY_AFTER_SECONDS = (1.0, 60.0)  # least and most
+_FINISHES_REMEMBERED = 64
+
+
+class EngineCore:
+    """Runs one model for one HTTP process, single-threaded, until the connection closes."""
+
+    def __init__(self, runner: Runner, scheduler: Scheduler, connection: socket.socket) -> None:
+        self._runner = runner
+        self._scheduler = scheduler
+        self._connection = connection
+        self._frames = FrameReader()
+        self._stats_changed = False
+        self._failures_in_a_row = 0
+        self._steps = 0
+        self._step_failures = 0
+        self._last_step_end: float | None = None
+        self._finish_times: deque[float] = deque(maxlen=_FINISHES_REMEMBERED)
+
+    def run(self) -> None:
+        """Serve until the HTTP process closes the connection.
+
+        Raises:
+            RuntimeError: steps keep failing.
+            PoolCorrupt, SchedulerStalled, ValueError: a bug; nothing that this process still says could be trusted.
+        """
+        while self._drain(wait=not self._scheduler.has_work):
+            if self._scheduler.has_work:
+                self._step()
+            elif self._stats_changed:
+                self._send(Step([], self.stats()))
+            self._stats_changed = False
+
+    def send(self, message: FromCore) -> None:
+        """Send a message outside the loop (`Ready`, `Fatal`)."""
+        self._send(message)
+
+    # --- input ---------------------------------------------------------------------------------------------------
+
+    def _drain(self, *, wait: bool) -> bool:
+        """Handle everything that has arrived; False when the other side has closed."""
+        if wait:
+            select.select([self._connection], [], [])
+        while True:
+            try:
+                data = self._connection.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return True
+            except ConnectionResetError:
+                return False
+            if not data:
+                return False
+            for payload in self._frames.feed(data):
+                self._handle(to_core_decoder.decode(payload))
+
+    def _handle(self, message: ToCore) -> None:
+        match message:
+            case Add(requests):
+                self._stats_changed = True
+                try:
+                    self._scheduler.add(requests)
+                except NeverFits as error:
+                    self._send(Rejected([r.request_id for r in requests], str(error)))
+                except QueueFull as error:
+                    wait = self._retry_after_seconds()
+                    self._send(Rejected([r.request_id for r in requests], str(error), wait))
+            case Abort(request_ids, stopped):
+                self._stats_changed = True
+                self._scheduler.abort(request_ids, stopped=stopped)
+            case Ping(number):
+                age = None if self._last_step_end is None else time.monotonic() - self._last_step_end
+                self._send(Pong(number, age))
+
+    def _retry_after_seconds(self) -> float:
+        """When a queue of this length will have moved on, by the rate at which requests finished lately."""
+        least, most = _RETRY_AFTER_SECONDS
+        if len(self._finish_times) < 2:
+            return least
+        elapsed = time.monotonic() - self._finish_times[0]
+        return min(most, max(least, math.ceil(self._scheduler.num_waiting * elapsed / len(self._finish_times))))
+
+    # --- one step ------------------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        start = time.monotonic()
+        plan = self._scheduler.schedule()
+        try:
+            results = self._runner.execute(plan)
+        except Exception as error:
+            log.exception("a step of %d rows failed", len(plan.rows))
+            outputs = self._scheduler.fail_step(f"The engine failed in a step: {type(error).__name__}: {error}")
+            self._step_failures += 1
+            self._failures_in_a_row += 1
+        else:
+            outputs = self._scheduler.update(plan, results)
+            self._failures_in_a_row = 0
+        self._steps += 1
+        end = self._last_step_end = time.monotonic()
+        self._finish_times.extend(end for output in outputs if output.finish_reason is not None)
+        self._check_idle()
+        self._send(Step(outputs, self.stats(), end - start))
+        if self._failures_in_a_row >= MAX_CONSECUTIVE_FAILURES:
+            raise RuntimeError(f"{self._failures_in_a_row} steps in a row failed")
+
+    def _check_idle(self) -> None:
+        """Without work, no page may be held: the cheap form of the law, in production too."""
+        pool = self._scheduler.cache.pool
+        if not self._scheduler.has_work and (pool.num_used or pool.num_free + pool.num_cached != pool.total):
+            raise PoolCorrupt(
+                f"idle, but pages free {pool.num_free} + cached {pool.num_cached} + used {pool.num_used}, "
+                f"total {pool.total}"
+            )
+
+    def stats(self) -> Stats:
+        """A snapshot of pages, queue and counters."""
+        scheduler, cache = self._scheduler, self._scheduler.cache
+        return Stats(
+            pages_total=cache.pool.total,
+            pages_free=cache.pool.num_free,
+            pages_cached=cache.pool.num_cached,
+            pages_used=cache.pool.num_used,
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            steps=self._steps,
+            prefill_tokens=scheduler.stats.prefill_tokens,
+            generated_tokens=scheduler.stats.generated_tokens,
+            preemptions=scheduler.stats.preemptions,
+            recomputed_tokens=scheduler.stats.recomputed_tokens,
+            prefix_queried_tokens=cache.stats.queried_tokens,
+            prefix_hit_tokens=cache.stats.hit_tokens,
+            prefix_evicted_pages=cache.stats.evicted_pages,
+            aborts=scheduler.stats.aborts,
+            step_failures=self._step_failures,
+        )
+
+    def _send(self, message: FromCore) -> None:
+        # Blocking on purpose: the HTTP process always reads and merges, so what is in flight stays bounded.
+        self._connection.sendall(encode_frame(message))
+
+
+def model_digest(path: Path) -> bytes:
+    """A digest of the model file's content, by its size and 64 samples of 64 KiB: fast for files of any size."""
+    digest = hashlib.blake2b(digest_size=16)
+    size = path.stat().st_size
+    digest.update(size.to_bytes(8, "little"))
+    sample = 1 << 16
+    with path.open("rb") as file:
+        for index in range(64):
+            file.seek(max(0, size - sample) * index // 63)
+            digest.update(file.read(sample))
+    return digest.digest()
+
+
+def build_scheduler(config: EngineConfig, runner: Runner, digest: bytes, end_token_ids: frozenset[int]) -> Scheduler:
+    """The scheduler that fits the runner's cache geometry and context length."""
+    geometry = runner.geometry
+    cache = PrefixCache(
+        BlockPool(geometry.num_blocks),
+        geometry.block_size,
+        model_digest=digest,
+        kv_dtype=config.precision,
+        enabled=config.prefix_cache,
+    )
+    bounds = SchedulerConfig(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_waiting=config.max_waiting,
+        max_model_len=runner.max_model_len,
+    )
+    return Scheduler(bounds, cache, eos_token_ids=end_token_ids)
+
+
+def _load(config: EngineConfig, connection: socket.socket) -> tuple[EngineCore, Ready]:
+    from engine import threads
+
+    threads.configure(config.threads)  # before anything imports torch
+    from engine.loader import read_info
+    from engine.runner import load_runner
+    from engine.tokenizer import Tokenizer
+
+    start = time.monotonic()
+    path = Path(config.model_path)
+    digest = model_digest(path)
+    end_token_ids = Tokenizer(read_info(path)).end_ids
+    runner = load_runner(
+        path,
+        precision=config.precision,
+        threads=config.threads,
+        max_model_len=config.max_model_len,
+        kv_cache_bytes=config.kv_cache_bytes,
+        device=config.device,
+        block_size=config.block_size,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+    )
+    scheduler = build_scheduler(config, runner, digest, end_token_ids)
+    ready = Ready(
+        pid=os.getpid(),
+        max_total_tokens=scheduler.max_total_tokens,
+        num_blocks=runner.geometry.num_blocks,
+        block_size=runner.geometry.block_size,
+        bytes_per_token=runner.geometry.bytes_per_token,
+        model_digest=digest.hex(),
+        load_seconds=time.monotonic() - start,
+        description=str(runner.describe()),
+    )
+    return EngineCore(runner, scheduler, connection), ready
+
+
+def main(arguments: list[str]) -> int:
+    """Load the model, report `Ready` or `Fatal` on the inherited socket, serve until it closes."""
+    descriptor, parent_pid, config_json = arguments
+    die_with_parent(int(parent_pid))
+    # Ctrl-C reaches the whole process group; the HTTP process decides when the core ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    connection = socket.socket(fileno=int(descriptor))
+    connection.setblocking(True)
+    try:
+        core, ready = _load(msgspec.json.decode(config_json, type=EngineConfig), connection)
+        # The model lives as long as the process: the garbage collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+        core.send(ready)
+        core.run()
+    except (BrokenPipeError, ConnectionResetError):
+        return 0  # the HTTP process went away in mid-sentence
+    except Exception as error:
+        log.exception("the engine core ends")
+        connection.sendall(encode_frame(Fatal(f"{type(error).__name__}: {error}")))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

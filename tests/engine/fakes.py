@@ -1,0 +1,148 @@
+"""A runner without a model, for tests of the control side: real pages, real positions, arithmetic in place of attention.
+
+The "KV" of a position is a hash of the KV before it (read through the block table, as attention would) and of its token; the
+next token is a hash of the last KV. So a wrong page, a stale page or a page published too early changes the output, and
+`expected_tokens` says what is right without any page at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from engine.block_pool import BlockPool
+from engine.prefix_cache import PrefixCache
+from engine.scheduler import Scheduler, SchedulerConfig
+from engine.types import CacheGeometry, RowResult, StepPlan, TokenLogprob
+
+VOCAB = 1000
+EOS = 0
+_MASK = (1 << 61) - 1
+
+
+def _mix(before: int, token: int) -> int:
+    x = (before ^ (token + 0x9E3779B97F4A7C15)) * 0xBF58476D1CE4E5B9 & _MASK
+    return (x ^ (x >> 29)) * 0x94D049BB133111EB & _MASK
+
+
+def _token(kv: int) -> int:
+    return 1 + kv % (VOCAB - 1)  # never EOS
+
+
+def expected_tokens(prompt: Sequence[int], count: int) -> list[int]:
+    """The continuation of `prompt`, computed without pages."""
+    kv = 0
+    for token in prompt:
+        kv = _mix(kv, token)
+    tokens = []
+    for _ in range(count):
+        tokens.append(_token(kv))
+        kv = _mix(kv, tokens[-1])
+    return tokens
+
+
+class FakeRunner:
+    """Implements `engine.types.Runner`. `before_step` may raise, block or look at the plan."""
+
+    def __init__(self, num_blocks: int = 33, block_size: int = 4, max_model_len: int = 128) -> None:
+        self.geometry = CacheGeometry(num_blocks, block_size, bytes_per_token=8)
+        self.max_model_len = max_model_len
+        self.pages: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
+        self.before_step: Callable[[StepPlan], None] = lambda plan: None
+        self.row_errors: dict[int, str] = {}
+        self.steps = 0
+        self.tokens_run = 0
+        self.finished: list[int] = []
+
+    def describe(self) -> str:
+        return "fake"
+
+    def execute(self, plan: StepPlan) -> list[RowResult]:
+        self.before_step(plan)
+        self.steps += 1
+        self.tokens_run += plan.num_tokens
+        self.finished += plan.finished
+        lengths = [len(row.token_ids) for row in plan.rows]
+        assert all(length > 0 for length in lengths)
+        singles = lengths.count(1)
+        assert all(length == 1 for length in lengths[:singles]), "rows with one token come first"
+        return [self._run(row) for row in plan.rows]
+
+    def _run(self, row) -> RowResult:
+        size = self.geometry.block_size
+        assert len(row.block_table) == -(-(row.start + len(row.token_ids)) // size)
+        assert 0 not in row.block_table
+        assert list(row.token_ids) == list(row.all_token_ids[row.start : row.start + len(row.token_ids)])
+        kv = 0
+        if row.start:
+            last = row.start - 1
+            stored = self.pages[row.block_table[last // size]][last % size]
+            assert stored is not None, "read of a slot that was never written"
+            kv = stored
+        for position, token in enumerate(row.token_ids, row.start):
+            kv = _mix(kv, token)
+            self.pages[row.block_table[position // size]][position % size] = kv
+        if row.request_id in self.row_errors:
+            return RowResult(row.request_id, error=self.row_errors.pop(row.request_id))
+        if not row.sample:
+            return RowResult(row.request_id)
+        token = _token(kv)
+        logprob = None
+        if row.params.logprobs is not None:
+            logprob = TokenLogprob(token, -0.5, tuple((token + i, -0.5 - i) for i in range(row.params.logprobs)))
+        return RowResult(row.request_id, token, logprob)
+
+
+def make_scheduler(
+    runner: FakeRunner,
+    *,
+    max_num_seqs: int = 4,
+    max_num_batched_tokens: int = 16,
+    max_waiting: int = 64,
+    prefix_cache: bool = True,
+) -> Scheduler:
+    cache = PrefixCache(
+        BlockPool(runner.geometry.num_blocks),
+        runner.geometry.block_size,
+        model_digest=b"fake model",
+        kv_dtype="float32",
+        enabled=prefix_cache,
+    )
+    config = SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_waiting, runner.max_model_len)
+    return Scheduler(config, cache, eos_token_ids=frozenset({EOS}))
+
+
+def step(scheduler: Scheduler, runner: FakeRunner):
+    """One turn of the loop with all checks; returns the outputs."""
+    plan = scheduler.schedule()
+    check_plan(scheduler, plan)
+    outputs = scheduler.update(plan, runner.execute(plan))
+    scheduler.check()
+    return outputs
+
+
+def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
+    """What must hold of every plan: bounds, and no page written that anybody else reads."""
+    assert plan.num_tokens <= scheduler.config.max_num_batched_tokens
+    assert len(plan.rows) <= scheduler.config.max_num_seqs
+    size = scheduler.cache.block_size
+    written = [
+        row.block_table[page]
+        for row in plan.rows
+        for page in range(row.start // size, -(-(row.start + len(row.token_ids)) // size))
+    ]
+    assert len(written) == len(set(written)), "two rows write to one page"
+    assert all(scheduler.cache.pool.ref_count(page) == 1 for page in written), "a shared page is written"
+
+
+def run_all(scheduler: Scheduler, runner: FakeRunner, max_steps: int = 10_000) -> dict[int, list[int]]:
+    """Run until idle; returns the generated tokens by request id."""
+    tokens: dict[int, list[int]] = {}
+    for _ in range(max_steps):
+        if not scheduler.has_work:
+            pool = scheduler.cache.pool
+            assert pool.num_used == 0
+            assert pool.num_free + pool.num_cached == pool.total
+            return tokens
+        for output in step(scheduler, runner):
+            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+    raise AssertionError("no end in sight: the scheduler makes no progress")

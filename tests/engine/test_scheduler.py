@@ -1,0 +1,434 @@
+"""The scheduler step by step: batching, chunks, order, admission, preemption, abort, siblings, and how requests end."""
+
+import pytest
+
+from engine.messages import NewRequest
+from engine.scheduler import NeverFits, QueueFull, SchedulerConfig
+from engine.types import FinishReason, RowResult, SamplingParams
+from tests.engine.fakes import EOS, FakeRunner, expected_tokens, make_scheduler, run_all, step
+
+
+def new(request_id: int, prompt, max_tokens: int = 8, group: int | None = None, salt: str | None = None, **params):
+    return NewRequest(request_id, list(prompt), SamplingParams(max_tokens=max_tokens, **params), salt, group)
+
+
+def rows(scheduler, runner):
+    """Run one step; returns {request: tokens}."""
+    plan = scheduler.schedule()
+    counts = {row.request_id: len(row.token_ids) for row in plan.rows}
+    scheduler.update(plan, runner.execute(plan))
+    scheduler.check()
+    return counts
+
+
+# --- batching ----------------------------------------------------------------------------------------------------
+
+
+def test_a_long_prompt_is_computed_in_chunks_and_only_the_last_one_samples():
+    runner = FakeRunner()
+    scheduler = make_scheduler(runner, max_num_batched_tokens=16)
+    scheduler.add([new(1, range(1, 41))])
+    plans = []
+    while scheduler.has_work:
+        plan = scheduler.schedule()
+        plans.append((len(plan.rows[0].token_ids), plan.rows[0].start, plan.rows[0].sample))
+        scheduler.update(plan, runner.execute(plan))
+    assert plans[:4] == [(16, 0, False), (16, 16, False), (8, 32, True), (1, 40, True)]
+
+
+def test_decode_goes_first_and_chunks_get_what_is_left():
+    runner = FakeRunner()
+    scheduler = make_scheduler(runner, max_num_batched_tokens=16)
+    scheduler.add([new(1, range(1, 5))])
+    assert rows(scheduler, runner) == {1: 4}
+    scheduler.add([new(2, range(100, 140))])
+    assert rows(scheduler, runner) == {1: 1, 2: 15}
+    scheduler.add([new(3, [7, 8])])
+    assert rows(scheduler, runner) == {1: 1, 2: 15}
+    assert rows(scheduler, runner) == {1: 1, 2: 10, 3: 2}
+    assert rows(scheduler, runner) == {1: 1, 2: 1, 3: 1}
+
+
+def test_a_chunk_of_one_token_stands_among_the_single_rows():
+    runner = FakeRunner()
+    scheduler = make_scheduler(runner, max_num_seqs=4, max_num_batched_tokens=5)
+    scheduler.add([new(1, range(1, 4), 20), new(2, range(20, 30), 20)])
+    seen = []
+    for _ in range(6):
+        plan = scheduler.schedule()
+        seen.append([len(row.token_ids) for row in plan.rows])
+        scheduler.update(plan, runner.execute(plan))  # the fake asserts the order
+    assert [3, 2] in seen and [1, 4] in seen
+
+
+def test_requests_join_and_leave_between_steps():
+    runner = FakeRunner()
+    scheduler = make_scheduler(runner, max_num_seqs=2)
+    scheduler.add([new(1, [1, 2], 3), new(2, [3, 4], 5), new(3, [5, 6], 2)])
+    counts = [set(rows(scheduler, runner)) for _ in range(5)]
+    assert counts == [{1, 2}, {1, 2}, {1, 2}, {2, 3}, {2, 3}]
+
+
+@pytest.mark.parametrize("budget", [4, 7, 16, 64, 1000])
+def test_output_does_not_depend_on_the_chunk_size(budget):
+    runner = FakeRunner(num_blocks=200)
+    scheduler = make_scheduler(runner, max_num_batched_tokens=budget)
+    prompts = {i: [i * 7 % 50 + 1 + j % 9 for j in range(5 + 11 * i)] for i in range(1, 8)}
+    scheduler.add([new(i, prompt, 10) for i, prompt in prompts.items()])
+    assert run_all(scheduler, runner) == {i: expected_tokens(prompt, 10) for i, prompt in prompts.items()}
+
+
+def test_contradictory_bounds_are_refused():
+    with pytest.raises(ValueError, match=r"max_num_batched_tokens \(8\) must be at least max_num_seqs \(16\)"):
+        SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=8)
+    with pytest.raises(ValueError, match="max_num_seqs must be at least 1"):
+        SchedulerConfig(max_num_seqs=0)
+    with pytest.raises(ValueError, match="max_waiting must not be negative"):
+        SchedulerConfig(max_waiting=-1)
+
+
+# --- admission ---------------------------------------------------------------------------------------------------
+
+
+def test_what_can_never_fit_is_refused_with_the_numbers():
+    scheduler = make_scheduler(FakeRunner(num_blocks=5, block_size=4, max_model_len=128))
+    with pytest.raises(NeverFits, match=r"has 16 tokens .* KV cache holds 16 tokens \(4 pages of 4\)"):
+        scheduler.add([new(1, range(1, 17))])
+    scheduler = make_scheduler(FakeRunner(max_model_len=10))
+    with pytest.raises(NeverFits, match="has 10 tokens .* context holds 10"):
+        scheduler.add([new(1, range(1, 11))])
+    with pytest.raises(NeverFits, match="no tokens"):
+        scheduler.add([new(1, [])])
+    with pytest.raises(NeverFits, match="same id"):
+        scheduler.add([new(1, [1]), new(1, [2])])
+    scheduler.add([new(1, [1])])
+    with pytest.raises(NeverFits, match="in use"):
+        scheduler.add([new(1, [1])])
+
+
+def test_the_longest_prompt_that_fits_is_served_and_ends_where_the_cache_ends():
+    runner = FakeRunner(num_blocks=5, block_size=4, max_model_len=128)
+    scheduler = make_scheduler(runner)
+    scheduler.add([new(1, range(1, 16), 100)])
+    plan_tokens = run_all(scheduler, runner)
+    assert plan_tokens == {1: expected_tokens(range(1, 16), 1)}
+
+
+def test_a_group_is_admitted_as_a_whole_or_not_at_all():
+    runner = FakeRunner()
+    scheduler = make_scheduler(runner, max_num_seqs=2, max_waiting=3)
+    with pytest.raises(NeverFits, match="6 answers asked for at once; this engine holds at most 5"):
+        scheduler.add([new(i, [i]) for i in range(1, 7)])
+    scheduler.add([new(1, [1]), new(2, [2])])
+    rows(scheduler, runner)
+    scheduler.add([new(3, [3]), new(4, [4])])
+    with pytest.raises(QueueFull, match="2 requests are waiting and 2 running; the queue holds 3"):
+        scheduler.add([new(5, [5]), new(6, [6])])
+    assert scheduler.num_waiting == 2
+    scheduler.add([new(5, [5])])
+    with pytest.raises(QueueFull):
+        scheduler.add([new(6, [6])])
+    with pytest.raises(NeverFits):
+        scheduler.add([new(7, [1]), new(8, [])])
+    assert set(run_all(scheduler, runner)) == {1, 2, 3, 4, 5}
+
+
+def test_free_rows_count_as_room_for_new_requests():
+    scheduler = make_scheduler(FakeRunner(), max_num_seqs=2, max_waiting=0)
+    scheduler.add([new(1, [1]), new(2, [2])])
+    with pytest.raises(QueueFull):
+        scheduler.add([new(3, [3])])
+
+
+# --- prefix cache ------------------------------------------------------------------------------------------------
+
+
+def test_a_repeated_prompt_is_computed_once_and_reported_as_cached():
+    runner = FakeRunner()
+    scheduler = make_scheduler(runner, max_num_batched_tokens=64)
+    prompt = list(range(1, 34))
+    scheduler.add([new(1, prompt, 2)])
+    run_all(scheduler, runner)
+    before = runner.tokens_run
+    scheduler.add([new(2, prompt, 2)])
+    outputs = step(scheduler, runner)
+    assert outputs[0].cached_tokens == 32
+    assert runner.tokens_run - before == 1
+    assert step(scheduler, runner)[0].cached_tokens is None, "reported once"
+
+
+def test_generated_tokens_are_found_by_the_next_turn():
+    runner = FakeRunner()
+    scheduler = make_scheduler(runner, max_num_batched_tokens=64)
+    scheduler.add([new(1, range(1, 9), 9)])
+    answer = run_all(scheduler, runner)[1]
+    scheduler.add([new(2, [*range(1, 9), *answer, 5], 1)])
+    assert step(scheduler, runner)[0].cached_tokens == 16
+
+
+def test_the_cache_changes_no_output():
+    shared = list(range(1, 30))
+    prompts = {i: shared[: 5 * i] + [40 + i] * i for i in range(1, 7)}
+    results = []
+    for prefix_cache in (True, False):
+        runner = FakeRunner(num_blocks=40)
+        scheduler = make_scheduler(runner, max_num_seqs=2, prefix_cache=prefix_cache)
+        tokens = {}
+        for turn in range(3):
+            scheduler.add([new(100 * turn + i, prompt, 6) for i, prompt in prompts.items()])
+            tokens |= run_all(scheduler, runner)
+        results.append(tokens)
+        assert (scheduler.cache.stats.hit_tokens > 0) == prefix_cache
+    assert results[0] == results[1]
+
+
+def test_salts_keep_tenants_apart():
+    runner = FakeRunner()
+    scheduler = make_scheduler(runner, max_num_batched_tokens=64)
+    for number, salt in enumerate(("a", "b", "a", None), 1):
+        scheduler.add([new(number, range(1, 34), 1, salt=salt)])
+        assert step(scheduler, runner)[0].cached_tokens == (32 if number == 3 else 0)
+
+
+# --- siblings ----------------------------------------------------------------------------------------------------
+
+
+def test_siblings_wait_for_the_first_ones_prompt_and_share_its_pages():
+    runner = FakeRunner(num_blocks=60)
+    scheduler = make_scheduler(runner, max_num_batched_tokens=16)
+    scheduler.add([new(i, range(1, 34), 4, group=9) for i in (1, 2, 3)])
+    scheduler.add([new(4, range(50, 54), 4)])
+    assert rows(scheduler, runner) == {1: 16}
+    assert rows(scheduler, runner) == {1: 16}
+    assert rows(scheduler, runner) == {1: 1, 4: 4}, "who stands behind waiting siblings may go"
+    assert rows(scheduler, runner) == {1: 1, 2: 1, 3: 1, 4: 1}, "siblings compute the last token only"
+    tables = [r.block_table[:8] for r in scheduler.requests() if r.request_id in (1, 2, 3)]
+    assert tables[0] == tables[1] == tables[2]
+    tokens = run_all(scheduler, runner)
+    assert tokens[2] == expected_tokens(range(1, 34), 4)[1:]
+    assert scheduler.cache.stats.hit_tokens == 64
+
+
+def test_when_the_first_sibling_goes_the_next_one_leads():
+    runner = FakeRunner()
+    scheduler = make_scheduler(runner, max_num_batched_tokens=16)
+    scheduler.add([new(i, range(1, 34), 2, group=9) for i in (1, 2, 3)])
+    rows(scheduler, runner)
+    scheduler.abort([1])
+    assert rows(scheduler, runner) == {2: 16}, "its first pages are in the cache, the third waits no longer than needed"
+    assert set(run_all(scheduler, runner)) == {2, 3}
+
+
+def test_groups_of_different_requests_have_nothing_to_do_with_each_other():
+    runner = FakeRunner()
+    scheduler = make_scheduler(runner, max_num_batched_tokens=64)
+    scheduler.add([new(1, range(1, 9), group=1)])
+    scheduler.add([new(2, range(11, 19), group=1)])
+    assert rows(scheduler, runner) == {1: 8, 2: 8}
+
+
+def test_without_a_prefix_cache_siblings_do_not_wait():
+    runner = FakeRunner()
+    scheduler = make_scheduler(runner, max_num_batched_tokens=64, prefix_cache=False)
+    scheduler.add([new(i, range(1, 9), 2, group=1) for i in (1, 2)])
+    assert rows(scheduler, runner) == {1: 8, 2: 8}
+
+
+# --- preemption --------------------------------------------------------------------------------------------------
+
+
+def test_the_last_in_gives_way_and_resumes_with_the_same_output():
+    runner = FakeRunner(num_blocks=13, block_size=4)  # 12 pages = 48 tokens
+    scheduler = make_scheduler(runner)
+    prompts = {i: [i, i + 1, i + 2] for i in (1, 2, 3)}
+    scheduler.add([new(i, prompt, 25) for i, prompt in prompts.items()])
+    finished = []
+    tokens: dict[int, list[int]] = {1: [], 2: [], 3: []}
+    while scheduler.has_work:
+        for output in step(scheduler, runner):
+            tokens[output.request_id] += output.token_ids
+            if output.finish_reason:
+                finished.append(output.request_id)
+    assert scheduler.stats.preemptions > 0
+    assert finished == [1, 2, 3], "first come, first served"
+    assert tokens == {i: expected_tokens(prompt, 25) for i, prompt in prompts.items()}
+
+
+def test_resuming_finds_its_own_pages_and_is_not_counted_as_a_hit():
+    work = {}
+    for prefix_cache in (True, False):
+        runner = FakeRunner(num_blocks=13, block_size=4)
+        scheduler = make_scheduler(runner, prefix_cache=prefix_cache)
+        scheduler.add([new(1, [1, 2, 3], 30), new(2, [4, 5, 6], 30)])
+        run_all(scheduler, runner)
+        assert scheduler.stats.preemptions > 0
+        assert scheduler.stats.recomputed_tokens > 0
+        assert scheduler.cache.stats.hit_tokens == 0
+        work[prefix_cache] = runner.tokens_run
+    assert work[True] < work[False]
+
+
+def test_a_victim_that_was_already_planned_leaves_the_plan():
+    runner = FakeRunner(num_blocks=9, block_size=4)  # 8 pages
+    scheduler = make_scheduler(runner, max_num_batched_tokens=8, prefix_cache=False)
+    scheduler.add([new(1, range(1, 25), 2)])  # 6 pages, in chunks
+    scheduler.add([new(2, range(30, 33), 20)])
+    seen = []
+    for _ in range(40):
+        if not scheduler.has_work:
+            break
+        seen.append(rows(scheduler, runner))
+    assert not scheduler.has_work
+    assert all(1 in counts for counts in seen[:4]), "the older one is never held up"
+
+
+@pytest.mark.parametrize("at", range(1, 14))
+def test_preempted_at_every_step_the_output_stays_the_same(at):
+    runner = FakeRunner(num_blocks=60)
+    scheduler = make_scheduler(runner)
+    prompts = {1: list(range(1, 30)), 2: [5, 6, 7], 3: list(range(1, 20))}
+    scheduler.add([new(i, prompt, 8, seed=i) for i, prompt in prompts.items()])
+    tokens: dict[int, list[int]] = {1: [], 2: [], 3: []}
+    number = 0
+    while scheduler.has_work:
+        number += 1
+        if number == at:
+            for victim in list(scheduler._running):
+                scheduler._preempt(victim)
+            scheduler.check()
+        for output in step(scheduler, runner):
+            tokens[output.request_id] += output.token_ids
+    assert tokens == {i: expected_tokens(prompt, 8) for i, prompt in prompts.items()}
+
+
+# --- abort, errors, endings --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", range(1, 12))
+def test_aborted_at_every_step_pages_return_and_the_others_do_not_notice(at):
+    runner = FakeRunner(num_blocks=60)
+    scheduler = make_scheduler(runner)
+    prompts = {1: list(range(1, 30)), 2: [5, 6, 7], 3: list(range(1, 20)), 4: [9], 5: [8]}
+    scheduler.add([new(i, prompt, 8) for i, prompt in prompts.items()])
+    tokens: dict[int, list[int]] = {i: [] for i in prompts}
+    number = 0
+    while scheduler.has_work:
+        number += 1
+        if number == at:
+            alive = {r.request_id for r in scheduler.requests()}
+            scheduler.abort([1, 5])
+            scheduler.abort([1, 5, 77])
+            scheduler.check()
+            assert scheduler.stats.aborts == len(alive & {1, 5})
+        for output in step(scheduler, runner):
+            tokens[output.request_id] += output.token_ids
+    for i in (2, 3, 4):
+        assert tokens[i] == expected_tokens(prompts[i], 8)
+    for i in (1, 5):
+        assert tokens[i] == expected_tokens(prompts[i], 8)[: len(tokens[i])]
+    assert scheduler.cache.pool.num_used == 0
+
+
+def test_an_abort_in_the_middle_of_a_step_frees_when_the_step_ends_and_gives_no_output():
+    runner = FakeRunner()
+    scheduler = make_scheduler(runner)
+    scheduler.add([new(1, range(1, 6)), new(2, range(10, 14))])
+    plan = scheduler.schedule()
+    scheduler.abort([1])
+    assert scheduler.cache.pool.num_used == 3, "the step still writes to its pages"
+    scheduler.check()
+    outputs = scheduler.update(plan, runner.execute(plan))
+    assert [output.request_id for output in outputs] == [2]
+    assert scheduler.cache.pool.num_used == 1
+    scheduler.check()
+
+
+def test_the_runner_hears_of_every_request_that_ended():
+    runner = FakeRunner()
+    scheduler = make_scheduler(runner)
+    scheduler.add([new(1, [1], 1), new(2, [2], 5), new(3, [3], 5)])
+    step(scheduler, runner)
+    scheduler.abort([3])
+    step(scheduler, runner)
+    assert sorted(runner.finished) == [1, 3]
+
+
+def test_an_error_in_one_row_ends_that_request_only_and_publishes_nothing_of_it():
+    runner = FakeRunner()
+    scheduler = make_scheduler(runner, max_num_batched_tokens=64)
+    scheduler.add([new(1, range(1, 10)), new(2, range(20, 29))])
+    runner.row_errors[1] = "not finite"
+    outputs = {output.request_id: output for output in step(scheduler, runner)}
+    assert outputs[1].finish_reason is FinishReason.ERROR
+    assert outputs[1].error == "not finite"
+    assert outputs[2].finish_reason is None
+    scheduler.add([new(3, range(1, 10), 1)])
+    tokens = run_all(scheduler, runner)
+    assert tokens[3] == expected_tokens(range(1, 10), 1)
+    assert scheduler.cache.stats.hit_tokens == 0
+
+
+def test_a_failed_step_ends_its_requests_and_leaves_the_others():
+    runner = FakeRunner()
+    scheduler = make_scheduler(runner, max_num_seqs=2)
+    scheduler.add([new(i, range(i, i + 6), 3) for i in (1, 20, 40)])
+    scheduler.schedule()
+    outputs = scheduler.fail_step("boom")
+    assert [(o.request_id, o.finish_reason, o.error) for o in outputs] == [
+        (1, FinishReason.ERROR, "boom"),
+        (20, FinishReason.ERROR, "boom"),
+    ]
+    scheduler.check()
+    assert scheduler.cache.pool.num_cached == 0, "nothing of the failed step is published"
+    assert run_all(scheduler, runner) == {40: expected_tokens(range(40, 46), 3)}
+
+
+def test_fail_all_ends_everything():
+    runner = FakeRunner()
+    scheduler = make_scheduler(runner, max_num_seqs=1)
+    scheduler.add([new(1, [1]), new(2, [2])])
+    step(scheduler, runner)
+    assert {o.request_id for o in scheduler.fail_all("over")} == {1, 2}
+    assert not scheduler.has_work
+    assert scheduler.cache.pool.num_used == 0
+
+
+def test_results_of_another_plan_are_refused():
+    scheduler = make_scheduler(FakeRunner())
+    scheduler.add([new(1, [1])])
+    plan = scheduler.schedule()
+    with pytest.raises(RuntimeError, match="in flight"):
+        scheduler.schedule()
+    with pytest.raises(ValueError, match="do not match"):
+        scheduler.update(plan, [RowResult(2, 5)])
+
+
+def finish_with(token_ids, **params):
+    """Feed chosen tokens to one request; returns its outputs."""
+    scheduler = make_scheduler(FakeRunner())
+    scheduler.add([new(1, [1, 2], **params)])
+    outputs = []
+    for token in token_ids:
+        plan = scheduler.schedule()
+        outputs += scheduler.update(plan, [RowResult(1, token)])
+        scheduler.check()
+        if not scheduler.has_work:
+            break
+    return [(o.token_ids[0], o.finish_reason, o.stop_token_id) for o in outputs]
+
+
+def test_how_requests_end():
+    assert finish_with([5, 6, 7], max_tokens=2) == [(5, None, None), (6, FinishReason.LENGTH, None)]
+    assert finish_with([5, EOS, 7]) == [(5, None, None), (EOS, FinishReason.STOP, EOS)]
+    assert finish_with([5, EOS, 7], max_tokens=3, ignore_eos=True)[1:] == [
+        (EOS, None, None),
+        (7, FinishReason.LENGTH, None),
+    ]
+    stop = {"stop_token_ids": frozenset({9})}
+    assert finish_with([5, 9], **stop) == [(5, None, None), (9, FinishReason.STOP, 9)]
+    assert finish_with([9, 9, 9], min_tokens=3, **stop)[2] == (9, FinishReason.STOP, 9)
+    assert finish_with([9, 9, 9], min_tokens=3, **stop)[:2] == [(9, None, None), (9, None, None)]
+    # The last allowed token is an end token: that the model was done is the better news.
+    assert finish_with([5, EOS], max_tokens=2)[1] == (EOS, FinishReason.STOP, EOS)
+    # `ignore_eos` does not touch the client's own stop tokens.
+    assert finish_with([EOS], ignore_eos=True, stop_token_ids=frozenset({EOS})) == [(EOS, FinishReason.STOP, EOS)]

@@ -1,0 +1,142 @@
+"""Scheduler, prefix cache and pool under random histories: every invariant after every move, every output right."""
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from engine.messages import NewRequest
+from engine.scheduler import NeverFits, QueueFull
+from engine.types import FinishReason, SamplingParams
+from tests.engine.fakes import FakeRunner, check_plan, expected_tokens, make_scheduler
+
+
+class EngineHistory(RuleBasedStateMachine):
+    """Adds, aborts, forced preemptions, row errors and failed steps in any order."""
+
+    @initialize(
+        num_blocks=st.integers(4, 24),
+        block_size=st.sampled_from([1, 2, 4]),
+        max_num_seqs=st.integers(1, 5),
+        extra_tokens=st.integers(0, 12),
+        prefix_cache=st.booleans(),
+    )
+    def start(self, num_blocks, block_size, max_num_seqs, extra_tokens, prefix_cache):
+        self.runner = FakeRunner(num_blocks, block_size, max_model_len=40)
+        self.scheduler = make_scheduler(
+            self.runner,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_seqs + extra_tokens,
+            max_waiting=6,
+            prefix_cache=prefix_cache,
+        )
+        self.prompts: dict[int, list[int]] = {}
+        self.limits: dict[int, int] = {}
+        self.tokens: dict[int, list[int]] = {}
+        self.forced: set[int] = set()  # aborted or failed by a rule
+        self.next_id = 1
+
+    @rule(
+        # Few distinct tokens and prompts that begin alike, so that prefixes are shared often.
+        prompt=st.lists(st.integers(1, 2), min_size=1, max_size=25),
+        n=st.integers(1, 3),
+        max_tokens=st.integers(1, 12),
+        salt=st.sampled_from([None, "a"]),
+    )
+    def add(self, prompt, n, max_tokens, salt):
+        ids = list(range(self.next_id, self.next_id + n))
+        self.next_id += n
+        group = 1 if n > 1 else None
+        before = (self.scheduler.num_waiting, self.scheduler.num_running)
+        params = SamplingParams(max_tokens=max_tokens)
+        try:
+            self.scheduler.add([NewRequest(i, prompt, params, salt, group) for i in ids])
+        except NeverFits:
+            assert len(prompt) + 1 > self.scheduler.max_total_tokens or n > self.scheduler.config.max_num_seqs + 6
+        except QueueFull:
+            assert self.scheduler.num_waiting + n > self.scheduler.config.max_waiting
+        else:
+            for i in ids:
+                self.prompts[i], self.limits[i], self.tokens[i] = prompt, max_tokens, []
+            return
+        assert before == (self.scheduler.num_waiting, self.scheduler.num_running), "all or nothing"
+
+    @rule(data=st.data())
+    def abort(self, data):
+        if self.prompts:
+            ids = data.draw(st.lists(st.sampled_from(sorted(self.prompts)), max_size=3))
+            self.scheduler.abort(ids)
+            self.forced |= set(ids)
+
+    @precondition(lambda self: self.scheduler.num_running > 0)
+    @rule(data=st.data())
+    def preempt(self, data):
+        self.scheduler._preempt(data.draw(st.sampled_from(self.scheduler._running)))
+
+    @precondition(lambda self: self.scheduler.has_work)
+    @rule(data=st.data(), fault=st.sampled_from(["none"] * 6 + ["row", "step", "abort in flight"]))
+    def step(self, data, fault):
+        waiting_before = [r.arrival for r in self.scheduler._waiting if r.group is None]
+        plan = self.scheduler.schedule()
+        assert plan.rows, "there is work, so something runs"
+        check_plan(self.scheduler, plan)
+        # First come, first served: of the waiting requests, those that started are the first ones.
+        waiting_after = {r.arrival for r in self.scheduler._waiting}
+        started = [arrival not in waiting_after for arrival in waiting_before]
+        assert started == sorted(started, reverse=True)
+        # The oldest running request is always part of the step.
+        oldest = min(self.scheduler._running, key=lambda r: r.arrival)
+        assert oldest.request_id in {row.request_id for row in plan.rows}
+        planned = [row.request_id for row in plan.rows]
+        if fault == "step":
+            self.forced |= set(planned)
+            assert {o.request_id for o in self.scheduler.fail_step("boom")} == set(planned)
+            return
+        if fault != "none":
+            victim = data.draw(st.sampled_from(planned))
+            self.forced.add(victim)
+            if fault == "row":
+                self.runner.row_errors[victim] = "bad row"
+            else:
+                self.scheduler.abort([victim])
+                self.scheduler.check()
+        self._take(self.scheduler.update(plan, self.runner.execute(plan)))
+
+    def _take(self, outputs):
+        for output in outputs:
+            self.tokens[output.request_id] += output.token_ids
+            if output.finish_reason is FinishReason.LENGTH:
+                i = output.request_id
+                room = self.scheduler.max_total_tokens - len(self.prompts[i])
+                assert len(self.tokens[i]) == min(self.limits[i], room)
+
+    @invariant()
+    def books_balance_and_tokens_are_right(self):
+        if not hasattr(self, "scheduler"):
+            return
+        self.scheduler.check()
+        pool = self.scheduler.cache.pool
+        assert pool.num_free + pool.num_cached + pool.num_used == pool.total
+        for i, tokens in self.tokens.items():
+            assert tokens == expected_tokens(self.prompts[i], len(tokens))
+
+    def teardown(self):
+        """Everything that was not ended by force comes to its end, within a bound that shows progress."""
+        if not hasattr(self, "scheduler"):
+            return
+        total = sum(len(r.token_ids) + self.limits[r.request_id] for r in self.scheduler.requests())
+        # In the worst case the requests run one after the other, recomputing everything for every token.
+        for _ in range(2 * total + 10):
+            if not self.scheduler.has_work:
+                break
+            plan = self.scheduler.schedule()
+            check_plan(self.scheduler, plan)
+            self._take(self.scheduler.update(plan, self.runner.execute(plan)))
+        assert not self.scheduler.has_work, "no progress"
+        self.scheduler.check()
+        assert self.scheduler.cache.pool.num_used == 0
+
+
+EngineHistory.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestEngineHistory = EngineHistory.TestCase
