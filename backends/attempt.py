@@ -1,0 +1,195 @@
+"""The nouns of a dispatch: what is asked, who may answer, one try at it, and the ways in which it can fail.
+
+It promises that every way out of `Dispatcher.open` and of a stream is one of the types here, each with the attempts
+that were made, so that the ledger can write a row for every one. `dispatch.py` makes them; the gateway reads them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from backends.connection import FailureKind, HttpFailure
+from backends.protocol import ChatChunk
+
+Outcome = Literal["running", "success", "error", "timeout", "cancelled", "cut", "refused"]
+
+CutKind = Literal[
+    "disconnected", "between_tokens_timeout", "total_timeout", "deadline", "protocol", "upstream_error", "too_large"
+]
+
+NoBackendKind = Literal[
+    "unavailable",  # no connection to any replica: 503
+    "overloaded",  # every replica has as many requests as it may have, or says so: 503
+    "rate_limited",  # the last answer was 429: 429
+    "timeout",  # the last attempt ran out of time: 504
+    "deadline",  # the request's own deadline passed: 504
+    "upstream_error",  # the last answer was an error or no valid answer: 502
+]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Candidate:
+    """A model that may answer: its public name and tier, the backend that serves it and its name there."""
+
+    model: str
+    tier: str
+    backend: str
+    upstream_model: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Call:
+    """One request of a client, ready to be sent.
+
+    `payload` is the client's JSON object, never changed here; `extra` is merged over it. `headers` go to the backend as
+    they are. `deadline` is in monotonic seconds and ends the whole call, answers under way included.
+    """
+
+    payload: dict[str, Any]
+    path: str
+    stream: bool
+    request_id: str
+    headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    deadline: float | None = None
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Attempt:
+    """One call to one replica. `started` is monotonic seconds, `started_at` Unix seconds; `id` is a UUIDv7.
+
+    `outcome` leaves "running" exactly once: "cut" is a stream that broke after its first content, "timeout" any
+    deadline (before or after it), "refused" an answer of the 4xx kind that no retry can change.
+    """
+
+    id: str
+    number: int  # 1 for a request's first attempt
+    candidate: Candidate
+    replica: str  # base URL
+    started_at: float
+    started: float
+    first_content_s: float | None = None  # streams only
+    duration_s: float | None = None
+    outcome: Outcome = "running"
+    status_code: int | None = None
+    error: str | None = None  # never holds text that the upstream made from a prompt
+
+
+class AttemptObserver(Protocol):
+    """What the caller learns while `open` is still trying. Both run in the event loop and must be quick.
+
+    An attempt that `open` returns (in `Dispatched`) has been started but not ended: its end is the caller's to record.
+    """
+
+    def attempt_started(self, attempt: Attempt) -> None:
+        """Called before any byte of the attempt leaves. An exception stops the whole call."""
+
+    def attempt_ended(self, attempt: Attempt) -> None:
+        """Called for an attempt that failed, was refused or was cancelled inside `open`."""
+
+
+class Event(msgspec.Struct, gc=False):
+    """One event of a stream: `raw` bytes as received with their blank line, `data` of its data lines.
+
+    `chunk` is what metering needs of it: None for `[DONE]`. A chunk with `usage` and no choices exists even if the
+    client did not ask for it, because the backend is always asked to report usage.
+    """
+
+    raw: bytes
+    data: bytes
+    chunk: ChatChunk | None
+    done: bool = False
+
+
+class BackendError(Exception):
+    """Base of what `open` and a stream raise on purpose."""
+
+
+class UpstreamRefused(BackendError):
+    """A replica answered 4xx (not 408, not 429): the request itself is at fault, so nothing was retried.
+
+    `status`, `headers` and `body` are the replica's. For 401 and 403 the fault lies in the gateway's own credentials
+    (`credentials_fault`), and the body may quote them: tell the client 502 instead.
+    """
+
+    def __init__(self, attempt: Attempt, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        super().__init__(f"{attempt.replica} refused the request with status {status}")
+        self.attempt = attempt
+        self.status = status
+        self.headers = headers
+        self.body = body
+        self.credentials_fault = status in (401, 403)
+
+
+class NoBackend(BackendError):
+    """Every candidate was tried in vain. `status` is what to answer; `retry_after` (seconds) goes with it, if known."""
+
+    def __init__(
+        self, kind: NoBackendKind, status: int, message: str, attempts: list[Attempt], retry_after: float | None
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.status = status
+        self.retry_after = retry_after
+        self.attempts = attempts
+
+
+class StreamCut(BackendError):
+    """A stream broke after its first content reached the caller: the answer is incomplete."""
+
+    def __init__(self, kind: CutKind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class AttemptFailed(Exception):
+    """An attempt failed before its answer was committed. Stays inside `backends`.
+
+    `reached`: the server answered (so that only time can tell when it is well again); `retry_after` in seconds;
+    `status` and `body`: what an error inside an answer of status 200 says its status is, and its JSON.
+    """
+
+    def __init__(
+        self,
+        kind: FailureKind | Literal["upstream_error", "rate_limited", "overloaded"],
+        message: str,
+        *,
+        retry_after: float | None = None,
+        reached: bool = True,
+        status: int | None = None,
+        body: bytes = b"",
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.retry_after = retry_after
+        self.reached = reached
+        self.status = status
+        self.body = body
+
+    @classmethod
+    def reported(cls, error: Mapping[str, Any]) -> AttemptFailed:
+        """An error object in an answer of status 200."""
+        code = error.get("code", error.get("status"))
+        status = code if isinstance(code, int) and 400 <= code <= 599 else None
+        kind: Literal["rate_limited", "upstream_error"] = "rate_limited" if status == 429 else "upstream_error"
+        body = msgspec.json.encode({"error": error})
+        return cls(kind, f"the answer was an error: {describe_error(error)}", status=status, body=body)
+
+    @classmethod
+    def by(cls, failure: HttpFailure) -> AttemptFailed:
+        reached = failure.kind in ("protocol", "too_large", "total_timeout", "deadline")
+        return cls(failure.kind, str(failure), reached=reached)
+
+    @property
+    def outcome(self) -> Outcome:
+        return "timeout" if "timeout" in self.kind or self.kind == "deadline" else "error"
+
+
+def describe_error(error: Mapping[str, Any]) -> str:
+    """Type and code of an error object. Its message is left out: servers quote the prompt, and some the key, in it."""
+    parts = [str(error[name])[:80] for name in ("type", "code", "status") if error.get(name)]
+    return " ".join(parts) or "of no type"

@@ -1,0 +1,151 @@
+"""A streamed answer: read until it is committed, then event by event; one clean end, many broken ones told apart.
+
+It promises that a stream ends without an exception only if the server finished its answer (a finish reason for every
+choice, or `[DONE]`); that events that arrived before a break are delivered before it is reported; and that an event
+costs no timer and no task. A stream is committed at its first content: what came before is held back until then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from backends.attempt import AttemptFailed, CutKind, Event, Outcome, StreamCut
+from backends.connection import Exchange, HttpFailure
+from backends.openai import MalformedAnswer, decode_chunk, error_in, has_content
+from backends.sse import EventTooLarge, Parsed, SseParser
+
+# After its last finish reason a server has this long to send usage and [DONE]; without them the answer is still whole.
+AFTER_FINISH_S = 5.0
+
+_CUT_KINDS: dict[str, CutKind] = {
+    "disconnected": "disconnected",
+    "between_tokens_timeout": "between_tokens_timeout",
+    "total_timeout": "total_timeout",
+    "deadline": "deadline",
+    "too_large": "too_large",
+    "upstream_error": "upstream_error",
+    "rate_limited": "upstream_error",
+}
+
+# Called once: the outcome, and for a broken stream the reason.
+OnEnd = Callable[[Outcome, AttemptFailed | None], None]
+
+
+class EventStream:
+    """Events of one exchange. Iterate it after `commit`; `aclose` it whatever happens."""
+
+    def __init__(self, exchange: Exchange, between_tokens_s: float, choices: int, on_end: OnEnd) -> None:
+        self._exchange = exchange
+        self._between_tokens_s = between_tokens_s
+        self._choices = choices  # how many must finish
+        self._on_end: OnEnd | None = on_end
+        self._parser = SseParser()
+        self._ready: deque[Event] = deque()
+        self._finished: set[int] = set()
+        self._over = False  # the server needs to send nothing more
+        self._failure: AttemptFailed | None = None
+        self._committed = False
+
+    async def commit(self) -> None:
+        """Wait for the first content. Raises AttemptFailed if the stream breaks, ends or reports an error before it."""
+        while not self._committed:
+            await self._fill()
+            if self._failure is not None and not self._committed:
+                raise self._failure
+        self._exchange.quiet_kind = "between_tokens_timeout"
+
+    def __aiter__(self) -> EventStream:
+        return self
+
+    async def __anext__(self) -> Event:
+        """The next event. Raises StreamCut if the stream broke before the answer was whole."""
+        ready = self._ready
+        if not ready:
+            if self._over:
+                raise StopAsyncIteration
+            # Set once per event and not per piece: comments that keep the connection alive are no tokens.
+            patience = AFTER_FINISH_S if len(self._finished) >= self._choices else self._between_tokens_s
+            self._exchange.quiet_deadline = time.monotonic() + patience
+            while not ready and self._failure is None and not self._over:
+                await self._fill()
+            if not ready:
+                self._stop()
+        return ready.popleft()
+
+    async def aclose(self) -> None:
+        """Give up what has not arrived yet; the server sees its connection close at once. May be called again."""
+        self._end("cancelled", None)
+        self._over = True
+        self._ready.clear()
+        if not self._exchange.draining:  # after [DONE] the body's own end is awaited, to keep the connection
+            self._exchange.close()
+
+    def _stop(self) -> None:
+        """Nothing is left to deliver: end cleanly or report the break."""
+        failure, self._over = self._failure, True
+        if failure is None or len(self._finished) >= self._choices:
+            raise StopAsyncIteration
+        raise StreamCut(_CUT_KINDS.get(failure.kind, "protocol"), str(failure))
+
+    async def _fill(self) -> None:
+        """Read one piece and take its events."""
+        try:
+            piece = await self._exchange.read()
+        except HttpFailure as failure:
+            self._fail(AttemptFailed.by(failure))
+            return
+        try:
+            parsed = self._parser.feed(piece) if piece else self._parser.close()
+            for event in parsed:
+                self._take(event)
+                if self._over or self._failure is not None:
+                    return
+        except (EventTooLarge, MalformedAnswer) as error:
+            self._fail(AttemptFailed("protocol", str(error)))
+            return
+        if not piece:
+            self._fail(AttemptFailed("disconnected", "the stream ended before the answer was whole"))
+
+    def _take(self, parsed: Parsed) -> None:
+        raw, data, name = parsed
+        if data == b"[DONE]":
+            if not self._committed:
+                self._fail(AttemptFailed("upstream_error", "the stream was finished before any content came"))
+                return
+            self._ready.append(Event(raw, data, None, True))
+            self._over = True
+            self._exchange.finish()
+            self._end("success", None)
+            return
+        error = error_in(data) if name == b"error" else None
+        if name == b"error" and error is None:
+            error = {}
+        if error is None:
+            chunk = decode_chunk(data)
+            error = chunk.error
+        if error is not None:
+            self._fail(AttemptFailed.reported(error))
+            return
+        for choice in chunk.choices:
+            if choice.finish_reason:
+                self._finished.add(choice.index)
+        if not self._committed:
+            self._committed = has_content(chunk, data)
+        self._ready.append(Event(raw, data, chunk))
+
+    def _fail(self, failure: AttemptFailed) -> None:
+        self._failure = failure
+        self._exchange.close()
+        if not self._committed:
+            return  # the caller of `commit` decides what comes next
+        if len(self._finished) >= self._choices:
+            self._end("success", None)
+        else:
+            self._end(failure.outcome if failure.outcome == "timeout" else "cut", failure)
+
+    def _end(self, outcome: Outcome, failure: AttemptFailed | None) -> None:
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end(outcome, failure)

@@ -1,0 +1,403 @@
+"""An upstream that speaks the OpenAI dialect as fast as Python can and misbehaves on request.
+
+It is the other end of the gateway's benchmarks and of the tests of `backends/`: a raw asyncio protocol on one core,
+whose behaviour is chosen by the model name because every gateway forwards that. A name is `KIND,option=value,...`;
+any KIND that is not in `KINDS` is an ordinary answer (`mock`, `mock,chunks=64,interval_ms=5`). `Behaviour` lists kinds
+and options. Every streamed content starts with its send time (`t=NANOSECONDS `, CLOCK_MONOTONIC), so that a client on
+the same machine can tell the delay of each event. Run it by `python -m bench.mock_upstream --port 9100`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import cast
+
+import httptools
+import msgspec
+import uvloop
+
+KINDS = ("answer", "status", "hang", "close", "drop", "cut", "end", "stall", "error", "garbage")
+
+
+class Behaviour(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the mock does with a request. Times in milliseconds, sizes in bytes.
+
+    answer: the answer; status: an HTTP error; hang: silence, no response head; close: the connection closes without a
+    byte; drop: the answer, then the idle connection closes unannounced. After `after` content events of a stream, or
+    in place of the plain answer: cut: the connection breaks (plain: in the middle of the body); end: a well-formed end
+    of the body with neither finish_reason nor [DONE]; stall: silence; error: an error object, status 200; garbage: not
+    JSON.
+    """
+
+    kind: str = "answer"
+    times: int = 1 << 60  # only the first `times` requests with this model name get the fault
+    status: int = 500
+    retry_after: str = ""
+    after: int = 0
+    chunks: int = 16
+    first_ms: float = 0.0
+    interval_ms: float = 0.0
+    delay_ms: float = 0.0  # before a plain answer
+    pad: int = 0  # bytes added to each content
+    piece: int = 0  # write the stream in pieces of so many bytes, one loop turn each
+    pings: int = 0  # SSE comments instead of content, one per interval, before the first content
+    linger: int = 0  # keep the stream open after [DONE]
+    code: int = 0  # `code` of an error object
+
+
+@functools.lru_cache(maxsize=4096)
+def behaviour(model: str) -> Behaviour:
+    """Read a model name. Raises ValueError for an option that does not exist."""
+    name, *options = model.split(",")
+    values = dict(option.partition("=")[::2] for option in options)
+    return msgspec.convert({**values, "kind": name if name in KINDS else "answer"}, Behaviour, strict=False)
+
+
+class _Asked(msgspec.Struct):
+    model: str = "mock"
+    stream: bool = False
+    stream_options: dict[str, bool] | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class Record:
+    """One request as the mock saw it. `outcome`: running, answered, fault, client-gone."""
+
+    path: str
+    model: str
+    stream: bool
+    headers: dict[str, str]
+    body: bytes
+    received_at: float
+    events: int = 0
+    outcome: str = "running"
+    ended_at: float | None = None
+
+
+_ASK = msgspec.json.Decoder(_Asked)
+_USAGE = {"prompt_tokens": 12, "completion_tokens": 34, "total_tokens": 46}
+_PLAIN = {
+    "id": "chatcmpl-mock0001",
+    "object": "chat.completion",
+    "created": 1_700_000_000,
+    "model": "mock",
+    "choices": [
+        {
+            "index": 0,
+            "message": {
+                "role": "assistant",
+                "content": "The Rhine flows through Switzerland and Germany, the Danube through Austria, and "
+                "the Loire through France alone; each of the three has shaped the towns on its banks.",
+                "refusal": None,
+            },
+            "logprobs": None,
+            "finish_reason": "stop",
+        }
+    ],
+    "usage": _USAGE,
+    "system_fingerprint": "fp_mock",
+    "x_unknown": {"kept": 0.7},
+}
+_CHUNK = (
+    b'{"id":"chatcmpl-mock0001","object":"chat.completion.chunk","created":1700000000,"model":"mock","choices":[%b]}'
+)
+_EMBEDDING = {
+    "object": "list",
+    "model": "mock",
+    "data": [{"object": "embedding", "index": 0, "embedding": [0.125] * 16}],
+    "usage": {"prompt_tokens": 5, "total_tokens": 5},
+}
+_REASONS = {200: b"OK", 400: b"Bad Request", 404: b"Not Found", 429: b"Too Many Requests"}
+
+
+def _http(status: int, body: bytes, *, extra: bytes = b"", content_type: bytes = b"application/json") -> bytes:
+    reason = _REASONS.get(status, b"Mock")
+    head = b"HTTP/1.1 %d %b\r\nserver: mock\r\ncontent-type: %b\r\n%bcontent-length: %d\r\n\r\n"
+    return head % (status, reason, content_type, extra, len(body)) + body
+
+
+def _error(message: str, code: int) -> bytes:
+    return msgspec.json.encode({"error": {"message": message, "type": "mock_error", "code": code or None}})
+
+
+def _sse(data: bytes) -> bytes:
+    event = b"data: " + data + b"\n\n"
+    return b"%x\r\n%b\r\n" % (len(event), event)
+
+
+def _choice(delta: bytes, finish: bytes = b"null") -> bytes:
+    return _sse(_CHUNK % (b'{"index":0,"delta":%b,"logprobs":null,"finish_reason":%b}' % (delta, finish)))
+
+
+_ANSWER = _http(200, msgspec.json.encode(_PLAIN))
+_STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\nserver: mock\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+    b"cache-control: no-cache\r\ntransfer-encoding: chunked\r\n\r\n"
+)
+_ROLE = _choice(b'{"role":"assistant","content":""}')
+_FINISH = _choice(b"{}", b'"stop"')
+_USAGE_EVENT = _sse(_CHUNK[:-1] % b"" + b',"usage":' + msgspec.json.encode(_USAGE) + b"}")
+_DONE = _sse(b"[DONE]")
+_LAST = b"0\r\n\r\n"
+
+
+class MockUpstream:
+    """The server. `records` are the latest requests; `override` replaces every request's behaviour by a model name."""
+
+    def __init__(self) -> None:
+        self.records: deque[Record] = deque(maxlen=2000)
+        self.connections: set[_Connection] = set()
+        self.accepted = 0  # connections, ever
+        self.requests = 0
+        self.healthy = True
+        self.override: str | None = None
+        self.asked: dict[str, int] = {}
+        self.port = 0
+        self._server: asyncio.Server | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    async def start(self, port: int = 0, host: str = "127.0.0.1") -> None:
+        """Listen. Port 0 takes a free one; `port` says which."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Connection(self), host, port, backlog=1024)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Stop listening and break every connection, as a crash would."""
+        if self._server is not None:
+            self._server.close()
+            for connection in list(self.connections):
+                connection.abort()
+            await self._server.wait_closed()
+            self._server = None
+
+    async def until(self, true: Callable[[], bool], timeout_s: float = 5.0) -> None:
+        """Wait until something that the mock records has happened. Raises TimeoutError."""
+        async with asyncio.timeout(timeout_s):
+            while not true():
+                waiter = asyncio.get_running_loop().create_future()
+                self._waiters.append(waiter)
+                await waiter
+
+    def changed(self) -> None:
+        if self._waiters:
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self._waiters.clear()
+
+    def choose(self, model: str) -> Behaviour:
+        model = self.override or model
+        chosen = behaviour(model)
+        if chosen.kind != "answer":
+            self.asked[model] = self.asked.get(model, 0) + 1
+            if self.asked[model] > chosen.times:
+                return msgspec.structs.replace(chosen, kind="answer")
+        return chosen
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, mock: MockUpstream) -> None:
+        self.mock = mock
+        self.parser = httptools.HttpRequestParser(self)
+        self.record: Record | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.writable = asyncio.Event()
+        self.writable.set()
+        self.url = b""
+        self.headers: dict[str, str] = {}
+        self.body = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.mock.connections.add(self)
+        self.mock.accepted += 1
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.mock.connections.discard(self)
+        if self.task is not None:
+            self.task.cancel()
+        self._ended("client-gone")
+
+    def abort(self) -> None:
+        self._ended("fault")
+        self.transport.abort()
+
+    def pause_writing(self) -> None:
+        self.writable.clear()
+
+    def resume_writing(self) -> None:
+        self.writable.set()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.transport.close()
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.decode().lower()] = value.decode("latin-1")
+
+    def on_body(self, body: bytes) -> None:
+        self.body = self.body + body if self.body else body
+
+    def on_message_complete(self) -> None:
+        url, headers, body = self.url.decode(), self.headers, self.body
+        self.url, self.headers, self.body = b"", {}, b""
+        if not body:
+            self.transport.write(self._get(url))
+            return
+        try:
+            asked = _ASK.decode(body)
+            chosen = self.mock.choose(asked.model)
+        except (msgspec.MsgspecError, ValueError) as error:
+            self.transport.write(_http(400, _error(str(error), 400)))
+            return
+        self.record = Record(url, asked.model, asked.stream, headers, body, time.monotonic())
+        self.mock.records.append(self.record)
+        self.mock.requests += 1
+        if url.endswith("/embeddings"):
+            self._finish(_http(200, msgspec.json.encode(_EMBEDDING)))
+        elif chosen.kind == "answer" and not asked.stream and not chosen.delay_ms:
+            self._finish(_ANSWER)
+        else:
+            usage = bool(asked.stream_options and asked.stream_options.get("include_usage"))
+            serve = self._stream(chosen, usage) if asked.stream else self._plain(chosen)
+            self.task = asyncio.get_running_loop().create_task(serve)
+        self.mock.changed()
+
+    def _get(self, url: str) -> bytes:
+        if url.endswith("/health"):
+            return _http(200 if self.mock.healthy else 503, b"{}")
+        if url.endswith("/models"):
+            models = {"object": "list", "data": [{"id": "mock", "object": "model", "owned_by": "mock"}]}
+            return _http(200, msgspec.json.encode(models))
+        if url.endswith("/__mock/records"):
+            return _http(200, msgspec.json.encode([dataclasses.replace(r, body=b"") for r in self.mock.records]))
+        if url.endswith("/__mock/counts"):
+            events = sum(record.events for record in self.mock.records)
+            return _http(200, msgspec.json.encode({"requests": self.mock.requests, "events": events}))
+        return _http(404, _error("no such path", 404))
+
+    def _ended(self, outcome: str) -> None:
+        if self.record is not None and self.record.outcome == "running":
+            self.record.outcome = outcome
+            self.record.ended_at = time.monotonic()
+        self.mock.changed()
+
+    def _finish(self, data: bytes) -> None:
+        self.transport.write(data)
+        self._ended("answered")
+
+    async def _fault(self, chosen: Behaviour) -> bool:
+        """Faults that look the same for plain answers and streams. True: this was one."""
+        if chosen.kind == "status":
+            extra = f"retry-after: {chosen.retry_after}\r\n".encode() if chosen.retry_after else b""
+            message = f"the mock was asked for status {chosen.status}"
+            self._finish(_http(chosen.status, _error(message, chosen.status), extra=extra))
+        elif chosen.kind == "hang":
+            await asyncio.Event().wait()
+        elif chosen.kind == "close":
+            self.abort()
+        else:
+            return False
+        return True
+
+    async def _plain(self, chosen: Behaviour) -> None:
+        if chosen.delay_ms:
+            await asyncio.sleep(chosen.delay_ms / 1000)
+        if await self._fault(chosen):
+            return
+        if chosen.kind in ("answer", "drop"):
+            self._finish(_ANSWER)
+            if chosen.kind == "drop":
+                self.transport.close()
+        elif chosen.kind in ("cut", "stall", "end"):
+            self.transport.write(_ANSWER[:-100])
+            if chosen.kind == "stall":
+                await asyncio.Event().wait()
+            self._ended("fault")
+            self.transport.close()
+        else:
+            self._finish(_http(200, _error("upstream failed", chosen.code) if chosen.kind == "error" else b"{oops"))
+
+    async def _stream(self, chosen: Behaviour, usage: bool) -> None:
+        assert self.record is not None
+        if await self._fault(chosen):
+            return
+        async for piece in self._events(chosen, usage):
+            await self.writable.wait()
+            if chosen.piece:
+                for start in range(0, len(piece), chosen.piece):
+                    self.transport.write(piece[start : start + chosen.piece])
+                    await asyncio.sleep(0)
+            else:
+                self.transport.write(piece)
+            self.record.events += 1
+        if chosen.kind == "cut":
+            self.abort()
+        elif chosen.kind == "stall" or chosen.linger:
+            self.mock.changed()
+            await asyncio.Event().wait()
+        else:
+            self._finish(_LAST)
+            if chosen.kind == "drop":
+                self.transport.close()
+
+    async def _events(self, chosen: Behaviour, usage: bool) -> AsyncIterator[bytes]:
+        yield _STREAM_HEAD + _ROLE
+        whole = chosen.kind in ("answer", "drop")
+        if chosen.first_ms:
+            await asyncio.sleep(chosen.first_ms / 1000)
+        for _ in range(chosen.pings):
+            await asyncio.sleep(chosen.interval_ms / 1000)
+            yield b"8\r\n: ping\n\n\r\n"
+        pad = b"\xc3\xa4" * (chosen.pad // 2) + b"x" * (chosen.pad % 2)
+        for number in range(chosen.chunks if whole else chosen.after):
+            if number and chosen.interval_ms:
+                await asyncio.sleep(chosen.interval_ms / 1000)
+            yield _choice(b'{"content":"t=%d %b"}' % (time.monotonic_ns(), pad))
+        if chosen.kind == "error":
+            yield _sse(_error("upstream failed in mid-stream", chosen.code))
+        elif chosen.kind == "garbage":
+            yield _sse(b"{oops")
+        elif whole:
+            yield _FINISH + (_USAGE_EVENT if usage else b"") + _DONE
+
+
+async def serve(host: str, port: int) -> None:
+    """Serve until SIGTERM or SIGINT; prints the base URL once it listens."""
+    mock = MockUpstream()
+    await mock.start(port, host)
+    print(mock.base_url, flush=True)
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    await stopped.wait()
+    await mock.stop()
+
+
+if __name__ == "__main__":
+    arguments = argparse.ArgumentParser(description="OpenAI-compatible mock upstream with faults by model name")
+    arguments.add_argument("--host", default="127.0.0.1")
+    arguments.add_argument("--port", type=int, default=0, help="default: a free port, printed")
+    given = arguments.parse_args()
+    with contextlib.suppress(KeyboardInterrupt):
+        uvloop.run(serve(given.host, given.port))

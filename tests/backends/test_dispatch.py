@@ -1,0 +1,394 @@
+"""`Dispatcher.open` against real sockets: what is returned, retried, refused, given up, and what the ledger sees."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+
+import msgspec
+import pytest
+
+from backends.dispatch import Call, Candidate, Dispatched, NoBackend, StreamCut, UpstreamRefused
+from bench.mock_upstream import MockUpstream
+
+
+async def drain(answer: Dispatched) -> str:
+    """The text of a stream; its end must be `[DONE]`."""
+    text, done = "", False
+    async for event in answer.events:
+        assert not done
+        done = event.done
+        if event.chunk:
+            text += "".join(choice.delta.content or "" for choice in event.chunk.choices)
+    assert done
+    return text
+
+
+# Good answers.
+
+
+async def test_plain_answer_is_returned_byte_for_byte(bench, mock):
+    bench.pool("main", mock)
+    answer = await bench.open(stream=False)
+    assert answer.status == 200
+    assert msgspec.json.decode(answer.body)["x_unknown"] == {"kept": 0.7}
+    assert answer.completion.usage.completion_tokens == 34
+    assert answer.attempt.outcome == "success"
+    assert answer.attempt.status_code == 200
+    with pytest.raises(TypeError, match="no events"):
+        _ = answer.events
+    await answer.aclose()
+
+
+async def test_stream_is_relayed_event_by_event(bench, mock):
+    bench.pool("main", mock)
+    answer = await bench.open("mock,chunks=5,interval_ms=1")
+    assert answer.attempt.outcome == "running"
+    events = [event async for event in answer.events]
+    await answer.aclose()
+    assert len(events) == 1 + 5 + 1 + 1 + 1  # role, content, finish, usage, [DONE]
+    assert all(event.raw == b"data: " + event.data + b"\n\n" for event in events)
+    assert events[-1].done
+    assert events[-1].chunk is None
+    assert events[-2].chunk.usage.total_tokens == 46
+    assert answer.attempt.outcome == "success"
+    assert 0 < answer.attempt.first_content_s <= answer.attempt.duration_s
+
+
+async def test_attempt_is_described(bench, mock):
+    bench.pool("main", mock)
+    before = time.time()
+    answer = await bench.open(stream=False)
+    attempt = answer.attempt
+    assert uuid.UUID(attempt.id).version == 7
+    assert attempt.number == 1
+    assert attempt.replica == mock.base_url
+    assert attempt.candidate.backend == "main"
+    assert before <= attempt.started_at <= time.time()
+    assert bench.observer.started == [attempt]
+    assert bench.observer.ended == []  # a committed attempt is the caller's to end
+
+
+async def test_request_is_sent_as_the_backend_needs_it(bench, mock):
+    bench.pool("main", mock, api_key="secret", headers={"X-Team": "blue"})
+    payload = {"temperature": 0.7, "x_unknown": [1, {"a": None}], "stream_options": {"include_obfuscation": False}}
+    answer = await bench.open("up/stream", payload=payload, headers={"traceparent": "00-1"}, extra={"priority": 3})
+    await drain(answer)
+    record = mock.records[-1]
+    sent = msgspec.json.decode(record.body)
+    assert sent == {
+        "model": "up/stream",
+        "messages": [{"role": "user", "content": "hello"}],
+        "temperature": 0.7,
+        "x_unknown": [1, {"a": None}],
+        "stream": True,
+        "stream_options": {"include_obfuscation": False, "include_usage": True},
+        "priority": 3,
+    }
+    assert record.path == "/v1/chat/completions"
+    assert record.headers["authorization"] == "Bearer secret"
+    assert record.headers["x-team"] == "blue"
+    assert record.headers["x-request-id"] == "req-1"
+    assert record.headers["traceparent"] == "00-1"
+    assert record.headers["accept-encoding"] == "identity"
+
+
+async def test_no_credentials_are_sent_unless_configured(bench, mock):
+    bench.pool("main", mock)
+    await bench.open(stream=False)
+    assert "authorization" not in mock.records[-1].headers
+
+
+async def test_payload_is_not_changed(bench, mock):
+    bench.pool("main", mock)
+    payload = {"model": "public", "messages": [], "stream": True}
+    call = Call(payload, "/chat/completions", False, "r")
+    await bench.dispatcher.open(call, [Candidate("m", "small", "main", "up")], bench.observer)
+    assert payload == {"model": "public", "messages": [], "stream": True}
+    assert msgspec.json.decode(mock.records[-1].body)["stream"] is False
+
+
+async def test_headers_that_http_does_not_allow_are_refused_before_anything_is_sent(bench, mock):
+    bench.pool("main", mock)
+    with pytest.raises(ValueError, match="line break"):
+        await bench.open(headers={"x-a": "1\r\nx-b: 2"})
+    assert mock.requests == 0
+    assert bench.observer.started == []
+
+
+async def test_wrong_candidates_are_named(bench, mock):
+    bench.pool("main", mock)
+    with pytest.raises(ValueError, match="has no pool"):
+        await bench.open("mock@nowhere")
+    with pytest.raises(ValueError, match="at least one"):
+        await bench.dispatcher.open(Call({}, "/x", False, "r"), [], bench.observer)
+
+
+async def test_split_characters_and_events_arrive_whole(bench, mock):
+    bench.pool("main", mock)
+    answer = await bench.open("mock,chunks=3,pad=7,piece=5")
+    assert (await drain(answer)).count("äääx") == 3
+
+
+# Faults before the first content: retried, then fallen back from, invisible to the caller.
+
+FAULTS = {
+    "status,status=500": "error",
+    "status,status=503": "error",
+    "status,status=429": "error",
+    "status,status=408": "error",
+    "status,status=302": "error",
+    "close": "error",
+    "cut": "error",
+    "end": "error",
+    "error": "error",
+    "garbage": "error",
+    "hang": "timeout",
+    "stall": "timeout",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
+async def test_every_early_fault_falls_back(bench, mock, second, fault, stream):
+    bench.pool("main", mock, attempts=1, first_token_s=0.2, total_s=10 if stream else 0.3)
+    bench.pool("other", second)
+    answer = await bench.open(fault, "mock@other", stream=stream)
+    if stream:
+        assert await drain(answer)
+    assert answer.attempt.number == 2
+    assert answer.attempt.replica == second.base_url
+    assert bench.outcomes() == [FAULTS[fault], "success"]
+    assert bench.observer.ended == bench.observer.started[:1]
+    assert bench.observer.ended[0].error
+    assert bench.observer.ended[0].duration_s is not None
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
+async def test_a_fault_is_retried_on_the_same_replica_if_there_is_no_other(bench, mock, stream):
+    bench.pool("main", mock, attempts=3)
+    answer = await bench.open("status,status=500,times=2", stream=stream)
+    await answer.aclose()
+    assert bench.outcomes()[:2] == ["error", "error"]
+    assert answer.attempt.number == 3
+
+
+async def test_retry_goes_to_another_replica_without_waiting(bench, mock, second):
+    bench.pool("main", mock, second, attempts=2)
+    mock.override = "status,status=500"
+    second.override = "status,status=500"
+    with pytest.raises(NoBackend):
+        await bench.open(stream=False)
+    assert mock.requests == second.requests == 1
+    first, again = bench.observer.started
+    assert again.started - first.started < 0.05
+
+
+async def test_a_silent_replica_is_not_asked_twice(bench, mock):
+    bench.pool("main", mock, attempts=3, first_token_s=0.15)
+    with pytest.raises(NoBackend) as caught:
+        await bench.open("hang")
+    assert (caught.value.kind, caught.value.status) == ("timeout", 504)
+    assert mock.requests == 1
+
+
+async def test_keep_alive_comments_are_no_tokens(bench, mock):
+    bench.pool("main", mock, attempts=1, first_token_s=0.3)
+    began = time.monotonic()
+    with pytest.raises(NoBackend) as caught:
+        await bench.open("mock,pings=100,interval_ms=20")
+    assert caught.value.kind == "timeout"
+    assert time.monotonic() - began < 1.0
+
+
+# What is given up, and how.
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "status"),
+    [
+        ("status,status=500", "upstream_error", 502),
+        ("status,status=429", "rate_limited", 429),
+        ("cut", "upstream_error", 502),
+        ("garbage", "upstream_error", 502),
+        ("error", "upstream_error", 502),
+        ("error,code=429", "rate_limited", 429),
+    ],
+)
+async def test_what_is_said_when_all_is_exhausted(bench, mock, model, kind, status):
+    bench.pool("main", mock, attempts=2)
+    with pytest.raises(NoBackend) as caught:
+        await bench.open(model)
+    assert (caught.value.kind, caught.value.status) == (kind, status)
+    assert caught.value.attempts == bench.observer.started == bench.observer.ended
+    assert len(caught.value.attempts) == 2
+    assert mock.base_url not in str(caught.value)
+
+
+async def test_nobody_listens(bench, refused_url):
+    bench.pool("main", refused_url)
+    with pytest.raises(NoBackend) as caught:
+        await bench.open()
+    assert (caught.value.kind, caught.value.status) == ("unavailable", 503)
+    assert "cannot connect" in caught.value.attempts[0].error
+
+
+async def test_fallback_follows_the_order_of_candidates(bench, mock, second):
+    bench.pool("main", mock, attempts=1)
+    bench.pool("other", second, attempts=1)
+    answer = await bench.open("status@main", "cut@other", "status,status=503@main", "mock@other", "mock@main")
+    await answer.aclose()
+    assert [a.candidate.upstream_model for a in bench.observer.started] == [
+        "status",
+        "cut",
+        "status,status=503",
+        "mock",
+    ]
+    assert [a.number for a in bench.observer.started] == [1, 2, 3, 4]
+
+
+async def test_an_error_never_quotes_the_upstream_message(bench, mock):
+    bench.pool("main", mock, attempts=1)
+    for model in ("status,status=500", "error"):
+        with pytest.raises(NoBackend) as caught:
+            await bench.open(model)
+        assert "mock_error" in caught.value.attempts[0].error
+        assert "the mock was asked" not in caught.value.attempts[0].error
+        assert "mid-stream" not in caught.value.attempts[0].error
+
+
+async def test_full_replicas_refuse_at_once_and_say_when_to_come_back(bench, mock):
+    bench.pool("main", mock, max_outstanding=1)
+    first = await bench.open("mock,interval_ms=1000")
+    with pytest.raises(NoBackend) as caught:
+        await bench.open()
+    assert (caught.value.kind, caught.value.status, caught.value.retry_after) == ("overloaded", 503, 1.0)
+    assert caught.value.attempts == []
+    await first.aclose()
+    await drain(await bench.open())
+
+
+# Retry-After.
+
+
+async def test_retry_after_is_honoured_within_patience(bench, mock):
+    bench.pool("main", mock, attempts=2)
+    answer = await bench.open("status,status=429,retry_after=0.4,times=1", stream=False)
+    first, again = bench.observer.started
+    assert answer.attempt is again
+    assert again.started - first.started >= 0.4
+
+
+async def test_a_long_retry_after_is_handed_to_the_client(bench, mock):
+    bench.pool("main", mock, attempts=2)
+    with pytest.raises(NoBackend) as caught:
+        await bench.open("status,status=429,retry_after=30")
+    assert (caught.value.kind, caught.value.retry_after) == ("rate_limited", 30)
+    assert mock.requests == 1
+
+
+async def test_retry_after_beyond_the_deadline_is_not_waited_for(bench, mock):
+    bench.pool("main", mock, attempts=2)
+    began = time.monotonic()
+    with pytest.raises(NoBackend) as caught:
+        await bench.open("status,status=503,retry_after=2", deadline=began + 0.5)
+    assert caught.value.retry_after == 2
+    assert time.monotonic() - began < 0.4
+
+
+async def test_another_candidate_is_better_than_waiting(bench, mock, second):
+    bench.pool("main", mock, attempts=2)
+    bench.pool("other", second)
+    began = time.monotonic()
+    await bench.open("status,status=429,retry_after=3", "mock@other", stream=False)
+    assert time.monotonic() - began < 1.0
+
+
+# Refusals go back as they are.
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 413, 422])
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
+async def test_a_refusal_is_returned_and_never_retried(bench, mock, second, status, stream):
+    bench.pool("main", mock, attempts=3)
+    bench.pool("other", second)
+    with pytest.raises(UpstreamRefused) as caught:
+        await bench.open(f"status,status={status}", "mock@other", stream=stream)
+    assert caught.value.status == status
+    assert msgspec.json.decode(caught.value.body)["error"]["code"] == status
+    assert caught.value.credentials_fault == (status == 401)
+    assert mock.requests == 1
+    assert second.requests == 0
+    assert bench.outcomes() == ["refused"]
+    assert bench.observer.ended == [caught.value.attempt]
+    assert bench.pools["main"].snapshot()[0].state == "healthy"
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
+async def test_a_refusal_inside_a_200_is_a_refusal(bench, mock, stream):
+    bench.pool("main", mock, attempts=3)
+    with pytest.raises(UpstreamRefused) as caught:
+        await bench.open("error,code=400", stream=stream)
+    assert caught.value.status == 400
+    assert "upstream failed" in msgspec.json.decode(caught.value.body)["error"]["message"]
+    assert mock.requests == 1
+
+
+# Breaks after the first content are never a clean end.
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "outcome"),
+    [
+        ("cut,after=3", "disconnected", "cut"),
+        ("end,after=3", "disconnected", "cut"),
+        ("error,after=3", "upstream_error", "cut"),
+        ("garbage,after=3", "protocol", "cut"),
+        ("stall,after=3", "between_tokens_timeout", "timeout"),
+        ("mock,chunks=1000,interval_ms=20", "total_timeout", "timeout"),
+    ],
+)
+async def test_a_break_after_content_is_reported_after_what_came(bench, mock, model, kind, outcome):
+    bench.pool("main", mock, between_tokens_s=0.2, total_s=0.5)
+    answer = await bench.open(model)
+    contents = 0
+    with pytest.raises(StreamCut) as caught:
+        async for event in answer.events:
+            contents += bool(event.chunk and event.chunk.choices and event.chunk.choices[0].delta.content)
+    await answer.aclose()
+    assert caught.value.kind == kind
+    assert contents == 3 or model.startswith("mock")
+    assert answer.attempt.outcome == outcome
+    assert kind in answer.attempt.error
+    assert bench.observer.ended == []
+    assert bench.pools["main"].snapshot()[0].failures_total == 1
+
+
+async def test_the_calls_own_deadline_cuts_a_stream(bench, mock):
+    bench.pool("main", mock)
+    answer = await bench.open("mock,chunks=1000,interval_ms=20", deadline=time.monotonic() + 0.3)
+    with pytest.raises(StreamCut) as caught:
+        await drain(answer)
+    assert caught.value.kind == "deadline"
+    assert bench.pools["main"].snapshot()[0].failures_total == 0  # the caller's time was short, not the server slow
+
+
+async def test_a_deadline_that_has_passed_sends_nothing(bench, mock):
+    bench.pool("main", mock)
+    with pytest.raises(NoBackend) as caught:
+        await bench.open(deadline=time.monotonic() - 1)
+    assert (caught.value.kind, caught.value.status) == ("deadline", 504)
+    assert mock.requests == 0
+
+
+async def test_many_at_once(bench, mock, second):
+    bench.pool("main", mock, second)
+
+    async def one(number: int) -> str:
+        answer = await bench.open(f"mock,chunks={number % 7 + 1},interval_ms=1")
+        return await drain(answer)
+
+    texts = await asyncio.gather(*(one(number) for number in range(64)))
+    assert [text.count("t=") for text in texts] == [number % 7 + 1 for number in range(64)]
+    assert min(mock.requests, second.requests) > 16
