@@ -203,11 +203,11 @@ class _Keeper:
                 return
             self._status = "exited"
             tail = list(self.child.log.tail)
-            self._report(Event("exited", self._name, {"code": code, "log": str(self.child.log.path), "tail": tail}))
             if not self._settled.is_set() and self.child.spec.essential:
                 last = "\n".join(f"  {line}" for line in tail)
                 self._give_up(f"{self._name} ended with {_exit(code)} before it was ready. The end of its log:\n{last}")
                 return
+            self._report(Event("exited", self._name, {"code": code, "log": str(self.child.log.path), "tail": tail}))
             self._settled.set()
             stable = ready and time.monotonic() - ready_at >= self._timing.stable_s
             failures = 1 if stable else failures + 1

@@ -1,0 +1,213 @@
+"""Which processes `tierline up` runs, with which arguments: from `tierline.yaml` to command lines.
+
+    stage 0   engines and the cache, side by side
+    stage 1   the gateway, once they answer
+
+The engine and the cache are other programs to the gateway: they are named here by module, never imported.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from gateway.child import ProcessSpec, http_probe, socket_probe
+from gateway.settings import Settings
+
+# A Unix socket's path must fit into sockaddr_un.sun_path, its final zero included.
+_SOCKET_PATH_BYTES = 107
+_KILL_AFTER_DRAIN_S = 5.0
+
+# Waiting threads sleep instead of spinning: with as many threads as cores, spinning starves the gateway.
+_PASSIVE_THREADS = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
+
+
+class CannotStart(Exception):
+    """The configuration cannot run on this machine as it is; the message says what to change."""
+
+
+def process_specs(settings: Settings, config: Path, model_paths: Mapping[str, Path]) -> list[ProcessSpec]:
+    """The processes of one `tierline up`. `model_paths` gives each autostarted engine its weights.
+
+    Raises:
+        CannotStart: an engine is asked for under two names, or a path is too long for a socket.
+    """
+    specs = [engine_spec(settings, name, model_paths[name]) for name in autostarted(settings)]
+    if settings.cache.enabled:
+        specs.append(cache_spec(settings))
+    return [*specs, gateway_spec(settings, config)]
+
+
+def autostarted(settings: Settings) -> list[str]:
+    """Names of the engines that `tierline up` starts."""
+    return [name for name, engine in settings.engines.items() if engine.autostart]
+
+
+def engine_spec(settings: Settings, name: str, model: Path) -> ProcessSpec:
+    engine = settings.engines[name]
+    threads = engine.threads or default_threads(available_cores())
+    options: dict[str, object] = {
+        "--model": model,
+        "--served-name": served_name(settings, name),
+        "--host": engine.host,
+        "--port": engine.port,
+        "--threads": threads,
+        "--max-model-len": engine.max_model_len,
+        "--max-num-seqs": engine.max_num_seqs,
+        "--max-num-batched-tokens": engine.max_num_batched_tokens,
+        "--kv-cache-bytes": engine.kv_cache_bytes,
+        "--precision": engine.precision,
+        "--data-dir": settings.storage.data_dir,
+    }
+    return ProcessSpec(
+        name=f"engine-{name}",
+        argv=_module("engine", options),
+        ready=http_probe(_reachable(engine.host), engine.port, "/health"),
+        env=_unless_set({**_PASSIVE_THREADS, "OMP_NUM_THREADS": str(threads)}),
+        address=f"{engine.host}:{engine.port}",
+    )
+
+
+def cache_spec(settings: Settings) -> ProcessSpec:
+    cache = settings.cache
+    path = settings.run_path("cache.sock")
+    if len(os.fsencode(path)) > _SOCKET_PATH_BYTES:
+        raise CannotStart(
+            f"{path} is too long for a Unix socket (at most {_SOCKET_PATH_BYTES} bytes): "
+            "give storage.data_dir a shorter path."
+        )
+    options: dict[str, object] = {
+        "--socket": path,
+        "--embedder": cache.embedder,
+        "--max-entries": cache.max_entries,
+        "--max-bytes": cache.max_bytes,
+        "--max-batch-size": cache.max_batch_size,
+        "--max-wait-ms": cache.max_wait_ms,
+        "--threads": cache.threads,
+        "--data-dir": settings.storage.data_dir,
+    }
+    return ProcessSpec(
+        name="cache",
+        argv=_module("cache", options),
+        ready=socket_probe(path),
+        env=_unless_set({**_PASSIVE_THREADS, "OMP_NUM_THREADS": str(cache.threads)}),
+        essential=False,  # without it every look-up is a miss, and the gateway serves on
+        address=str(path),
+    )
+
+
+def gateway_spec(settings: Settings, config: Path) -> ProcessSpec:
+    server = settings.server
+    return ProcessSpec(
+        name="gateway",
+        argv=_module("gateway", {"--config": config}),
+        ready=http_probe(_reachable(server.host), server.port, "/health/live"),
+        stage=1,
+        stop_timeout_s=server.drain_seconds + _KILL_AFTER_DRAIN_S,
+        address=f"{server.host}:{server.port}",
+    )
+
+
+def served_name(settings: Settings, engine: str) -> str:
+    """The model name under which the gateway will ask this engine.
+
+    Raises:
+        CannotStart: two models ask for it under different names.
+    """
+    names = {
+        model.upstream_model or name
+        for name, model in settings.models.items()
+        if settings.backends[model.backend].engine == engine
+    }
+    if len(names) > 1:
+        listed = ", ".join(sorted(names))
+        raise CannotStart(
+            f"engine '{engine}' would serve under several names ({listed}): give them one upstream_model."
+        )
+    return names.pop() if names else engine
+
+
+def check_ports(settings: Settings) -> None:
+    """Refuse ports that are taken, before anything starts.
+
+    Raises:
+        CannotStart: names the port, the key in the file, and the program that has it where that can be seen.
+    """
+    wanted = [("server.port", settings.server.host, settings.server.port)]
+    wanted += [
+        (f"engines.{name}.port", settings.engines[name].host, settings.engines[name].port)
+        for name in autostarted(settings)
+    ]
+    for key, host, port in wanted:
+        if port == 0:
+            raise CannotStart(f"{key} is 0, which means any port; the other processes must know it: name one.")
+        _check_port(key, host, port)
+
+
+def default_threads(cores: int) -> int:
+    """Threads of an engine that sets none: all cores up to two, beyond that all but the one the gateway needs."""
+    return cores if cores <= 2 else min(cores - 1, 32)
+
+
+def available_cores() -> int:
+    """Cores that this process may use: its affinity, further limited by a container's CPU quota."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            cores = min(cores, math.ceil(int(quota) / int(period)))
+    except (OSError, ValueError):
+        pass  # no cgroup v2 here: no quota that could be read
+    return max(1, cores)
+
+
+def listening_url(host: str, port: int) -> str:
+    """The address to give to a person: a wildcard host is reached through the loopback one."""
+    host = _reachable(host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _reachable(host: str) -> str:
+    return {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def _module(module: str, options: Mapping[str, object]) -> tuple[str, ...]:
+    pairs = [(name, str(value)) for name, value in options.items() if value is not None]
+    return (sys.executable, "-m", module, *(part for pair in pairs for part in pair))
+
+
+def _unless_set(variables: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if name not in os.environ}
+
+
+def _check_port(key: str, host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # As the servers do: a port in TIME_WAIT is free, one with a listener is not.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            holder = _holder(port)
+            raise CannotStart(
+                f"port {port} on {host} ({key}) cannot be used: {error.strerror}{holder}. "
+                f"Stop the program that has it, or change {key} in tierline.yaml."
+            ) from error
+
+
+def _holder(port: int) -> str:
+    """Who listens on the port, as far as this user may see it."""
+    import psutil  # here, because only the error path needs it
+
+    try:
+        for connection in psutil.net_connections("tcp"):
+            listens = connection.status == psutil.CONN_LISTEN and connection.laddr
+            if listens and listens.port == port and connection.pid:
+                return f" by {psutil.Process(connection.pid).name()} (process {connection.pid})"
+    except (psutil.Error, OSError):
+        pass  # not ours to see: the message does without the name
+    return ""
