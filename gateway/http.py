@@ -7,8 +7,11 @@ only for what stands here.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
+
+import uuid_utils
 
 from gateway.dialects.errors import BadRequest, TooLarge
 
@@ -31,9 +34,20 @@ class ClientGone(Exception):
 
 
 class Exchange:
-    """One HTTP request and its answer."""
+    """One HTTP request and its answer. `received_at` is when its body was complete, in monotonic seconds."""
 
-    __slots__ = ("_headers", "_receive", "_send", "_task", "_watcher", "gone", "scope", "started")
+    __slots__ = (
+        "_headers",
+        "_receive",
+        "_send",
+        "_task",
+        "_watcher",
+        "gone",
+        "received_at",
+        "request_id",
+        "scope",
+        "started",
+    )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
@@ -42,6 +56,8 @@ class Exchange:
         self._headers: dict[bytes, bytes] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._task: asyncio.Task[Any] | None = None
+        self.received_at = time.monotonic()
+        self.request_id = f"req-{uuid_utils.uuid7()}"
         self.started = False  # whether the answer's status line has been sent
         self.gone = False  # whether the client left
 
@@ -77,6 +93,7 @@ class Exchange:
                 raise TooLarge(f"The body is larger than the {limit} bytes that this gateway takes.")
             chunks.append(chunk)
             if not message.get("more_body"):
+                self.received_at = time.monotonic()
                 return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def watch(self) -> None:

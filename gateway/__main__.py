@@ -1,0 +1,94 @@
+"""`python -m gateway`: the gateway process. `tierline gateway` runs this, and so does the supervisor."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import logging
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from gateway import logs, settings
+from gateway.app import App
+from gateway.services import Services
+from gateway.settings import Settings
+from policies.yamlfile import InvalidFile
+
+logger = logging.getLogger("tierline")
+
+EXIT_USAGE = 2
+EXIT_CANNOT_START = 3
+
+
+class Server(uvicorn.Server):
+    """uvicorn, telling the services that it drains as soon as it is asked to stop."""
+
+    def __init__(self, config: uvicorn.Config, app: App) -> None:
+        super().__init__(config)
+        self._app = app
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._app.services is not None:
+            self._app.services.draining = True
+        super().handle_exit(sig, frame)
+
+
+async def serve(configured: Settings) -> bool:
+    """Run until SIGTERM or Ctrl-C, then drain. Returns whether the server had started."""
+    app = App(lambda: Services.open(configured))
+    config = uvicorn.Config(
+        app,
+        host=configured.server.host,
+        port=configured.server.port,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=max(1, round(configured.server.drain_seconds)),
+        timeout_keep_alive=75,
+        h11_max_incomplete_event_size=None,
+    )
+    server = Server(config, app)
+    # What stands now lives for ever: later collections need not look at it.
+    gc.collect()
+    gc.freeze()
+    await server.serve()
+    return server.started
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="tierline gateway", description="Run the gateway process alone.")
+    parser.add_argument("--config", type=Path, help="tierline.yaml; default: $TIERLINE_CONFIG or ./tierline.yaml")
+    parser.add_argument("--host", help="listen on this address instead of server.host")
+    parser.add_argument("--port", type=int, help="listen on this port instead of server.port")
+    options = parser.parse_args(arguments)
+    try:
+        configured = settings.load(options.config)
+    except InvalidFile as error:
+        print(error, file=sys.stderr)
+        return EXIT_USAGE
+    changes = {name: value for name in ("host", "port") if (value := getattr(options, name)) is not None}
+    if changes:
+        configured = configured.model_copy(update={"server": configured.server.model_copy(update=changes)})
+    logs.setup(configured.server.log)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    with asyncio.Runner(loop_factory=_uvloop) as runner:
+        return 0 if runner.run(serve(configured)) else EXIT_CANNOT_START
+
+
+def _uvloop() -> asyncio.AbstractEventLoop:
+    import uvloop
+
+    return uvloop.new_event_loop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

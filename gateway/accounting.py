@@ -1,0 +1,217 @@
+"""What a request costs, row by row: the dispatcher reports attempts here, and each gets one ledger row.
+
+An attempt's opening is in the journal before a byte leaves for the backend, its row before the last byte reaches the
+client, so a killed gateway loses no row of an answer that somebody received. `settle` is the single end.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from backends.dispatch import Attempt, Candidate
+from gateway.dialects.errors import Unavailable
+from gateway.ledger.journal import JournalError
+from gateway.ledger.prices import cost
+from gateway.ledger.records import Close, Decided, Open, Progress, Record
+from gateway.ledger.rows import Decision, LedgerRow, Outcome, new_id, now_ms
+from gateway.ledger.usage import Usage, from_openai
+from gateway.life import Life
+
+if TYPE_CHECKING:
+    from gateway.services import Services
+
+logger = logging.getLogger("tierline.ledger")
+
+PROGRESS_INTERVAL_S = 1.0
+NOTHING = Usage(input_tokens=0, output_tokens=0, source="counted")
+
+
+class Accounting:
+    """The books of one request. Observes the dispatcher's attempts (see `backends.dispatch.AttemptObserver`)."""
+
+    def __init__(self, services: Services, life: Life) -> None:
+        self._services = services
+        self._life = life
+        self._open: dict[str, LedgerRow] = {}  # rows of attempts that have started and not ended
+        self._progress_at = time.monotonic()
+        self._settled = False
+
+    def attempt_started(self, attempt: Attempt) -> None:
+        """Journal the attempt before it can cost anything."""
+        life = self._life
+        if life.attempt is None:
+            self._services.metrics.overhead.observe(time.monotonic() - life.exchange.received_at)
+        life.attempt = attempt
+        row = self._row(attempt.id, attempt.number, attempt.candidate)
+        row.ts_ms = int(attempt.started_at * 1000)
+        row.replica = attempt.replica
+        self._charge(row, Usage(input_tokens=life.input_estimate, output_tokens=0, source="estimated"))
+        try:
+            self._services.journal.append(Open(row))
+        except JournalError as error:
+            raise Unavailable(f"The ledger cannot take this request: {error}.", code="ledger_unavailable") from error
+        self._open[attempt.id] = row
+
+    def attempt_ended(self, attempt: Attempt) -> None:
+        """An attempt ended before any of its answer was used.
+
+        One that the client gave up on, or that ran out of time, has cost its input: the server was at work on it. A
+        refused or failed one costs nothing.
+        """
+        row = self._open.pop(attempt.id, None)
+        if row is None:
+            return
+        usage = NOTHING
+        if attempt.outcome in ("cancelled", "timeout") and attempt.status_code is not None:
+            usage = Usage(input_tokens=self._life.input_estimate, output_tokens=0, source="estimated")
+        self._charge(row, usage)
+        self._close(row, attempt, attempt.outcome if attempt.outcome != "running" else "error")
+        self._life.tokens += usage.total_tokens
+        self._life.cost_nanousd += row.cost_nanousd
+
+    def progress(self) -> None:
+        """At most once a second, journal how much of a stream has been delivered: what a crash is billed by."""
+        now = time.monotonic()
+        attempt = self._life.attempt
+        if attempt is None or now - self._progress_at < PROGRESS_INTERVAL_S:
+            return
+        self._progress_at = now
+        row = self._open[attempt.id]
+        output = self._life.meter.counted_output()
+        self._charge(row, Usage(input_tokens=self._life.input_estimate, output_tokens=output, source="estimated"))
+        try:
+            self._services.journal.append(Progress(attempt.id, output, row.cost_nanousd))
+        except JournalError as error:
+            logger.warning("progress of attempt %s is not on record: %s", attempt.id, error)
+
+    def answered(self, outcome: Outcome, error: str | None = None) -> None:
+        """Write the row of the attempt that answered, or failed while answering. The first outcome stands."""
+        life = self._life
+        attempt = life.attempt
+        row = self._open.pop(attempt.id, None) if attempt else None
+        if attempt is None or row is None:
+            return
+        attempt.error = error or attempt.error
+        output = life.meter.counted_output()
+        counted = Usage(input_tokens=life.input_estimate, output_tokens=output, source="counted")
+        usage = from_openai(life.meter.usage, counted) or counted
+        self._charge(row, usage)
+        row.finish_reason = ",".join(sorted(set(life.meter.finish_reasons.values())))
+        self._close(row, attempt, outcome)
+        life.tokens += usage.total_tokens
+        life.cost_nanousd += row.cost_nanousd
+        life.served = row
+
+    def answered_from_cache(self, model: str, tier: str, usage: Usage, saved_nanousd: int) -> None:
+        """Write the row of an answer that came from the cache: no cost, and what it would have cost as saved."""
+        life = self._life
+        row = self._row(new_id(), 1, Candidate(model=model, tier=tier, backend="cache", upstream_model=model))
+        row.set_usage(usage)
+        row.outcome = "cache_hit"
+        row.status_code = 200
+        row.finish_reason = "stop"
+        row.saved_nanousd = saved_nanousd
+        row.duration_ms = row.ttft_ms = life.seconds() * 1000
+        life.served = row
+        self._journal(Close(row))
+        self._services.metrics.saved.labels(model).inc(saved_nanousd / 1e9)
+
+    def decided(self) -> None:
+        """Journal why the request goes where it goes; never what it says."""
+        life = self._life
+        decision, facts = life.decision, life.facts
+        if decision is None or facts is None:
+            return
+        candidates = [{"model": c.model, "tier": c.tier, "backend": c.backend} for c in life.candidates]
+        made = Decision(
+            request_id=life.request_id,
+            ts_ms=now_ms(),
+            policy=decision.policy,
+            policy_version=decision.policy_version,
+            rule=decision.rule,
+            why=decision.why,
+            tier=decision.requested_tier or "",
+            model=life.candidates[0].model if life.candidates else "",
+            features=facts.record(),
+            candidates=candidates,
+        )
+        self._journal(Decided(made))
+
+    async def settle(self, outcome: Outcome, error: str | None) -> None:
+        """End of the request: close what is open and replace the hold by what was used. Idempotent."""
+        if self._settled:
+            return
+        self._settled = True
+        life = self._life
+        self.answered(outcome, error)
+        if life.grant is None:
+            return
+        await self._services.limiter.settle(life.grant.hold_id, life.tokens, life.cost_nanousd)
+        if life.served is not None and life.principal is not None and outcome == "success":
+            self._services.estimator.observe(life.principal.key_id, life.served.model, life.served.output_tokens)
+
+    def _charge(self, row: LedgerRow, usage: Usage) -> None:
+        row.set_usage(usage)
+        row.cost_nanousd = cost(self._services.prices.price_for(row.model), usage).total_nanousd
+
+    def _row(self, attempt_id: str, number: int, candidate: Candidate) -> LedgerRow:
+        life = self._life
+        principal, decision = life.principal, life.decision
+        if principal is None or decision is None:
+            raise RuntimeError(f"request {life.request_id}: an attempt began before the request was admitted")
+        return LedgerRow(
+            attempt_id=attempt_id,
+            request_id=life.request_id,
+            attempt=number,
+            ts_ms=now_ms(),
+            key_id=principal.key_id,
+            project_id=principal.project_id,
+            team_id=principal.team_id,
+            organisation_id=principal.organisation_id,
+            policy=decision.policy,
+            policy_version=decision.policy_version,
+            tier=candidate.tier,
+            requested_tier=decision.requested_tier or candidate.tier,
+            requested_model=life.requested_model,
+            model=candidate.model,
+            backend=candidate.backend,
+            cache=life.cache,
+            price_version=self._services.prices.price_for(candidate.model).version,
+            stream=life.stream,
+            tags=life.tags,
+        )
+
+    def _close(self, row: LedgerRow, attempt: Attempt, outcome: Outcome) -> None:
+        row.outcome = outcome
+        row.status_code = attempt.status_code or 0
+        row.duration_ms = (attempt.duration_s or time.monotonic() - attempt.started) * 1000
+        if attempt.first_content_s is not None:
+            row.ttft_ms = attempt.first_content_s * 1000
+        if attempt.error:
+            row.set_error(attempt.error)
+        self._journal(Close(row))
+        self._count(row)
+
+    def _journal(self, record: Record) -> None:
+        try:
+            self._services.journal.append(record)
+        except JournalError:
+            # The disk is failing: the log is the last place where this record can be kept.
+            logger.exception("a ledger record could not be journaled: %s", msgspec.json.encode(record).decode())
+
+    def _count(self, row: LedgerRow) -> None:
+        metrics = self._services.metrics
+        metrics.attempts.labels(row.backend, row.model, row.outcome).inc()
+        metrics.tokens.labels(row.model, "input").inc(row.input_tokens - row.cached_input_tokens)
+        metrics.tokens.labels(row.model, "cached_input").inc(row.cached_input_tokens)
+        metrics.tokens.labels(row.model, "output").inc(row.output_tokens)
+        metrics.token_rate.add(row.output_tokens)
+        metrics.cost.labels(row.model).inc(row.cost_nanousd / 1e9)
+        if row.ttft_ms is not None and row.stream:
+            metrics.ttft.labels(row.model).observe(row.ttft_ms / 1000)
+            if row.output_tokens > 1:
+                metrics.tpot.labels(row.model).observe((row.duration_ms - row.ttft_ms) / 1000 / (row.output_tokens - 1))

@@ -1,0 +1,206 @@
+"""Before a request runs: who asks, under which policy, on which tier, and whether limits and budget allow it."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import TYPE_CHECKING
+
+from backends.protocol import text_of
+from gateway.access.limits import Admission, BudgetExhausted, LimitExceeded, Scope
+from gateway.access.principal import AccessError, ExpiredKey, Principal, RevokedKey
+from gateway.candidates import NoCandidate, select
+from gateway.dialects import openai_chat
+from gateway.dialects.errors import BadRequest, NotAllowed, NotFound, OutOfBudget, RateLimited, Unauthenticated
+from gateway.http import Exchange
+from gateway.ledger.prices import estimate
+from gateway.ledger.rows import new_id
+from gateway.life import Life
+from gateway.logs import log
+from policies.evaluate import Facts, Subject, decide
+from tiers import TIERS
+from tiers.features import estimate_tokens
+
+if TYPE_CHECKING:
+    from gateway.services import Services
+
+MAX_TAGS = 16
+MAX_TAG_LENGTH = 64
+# Tokens that a chat template adds around each message.
+TOKENS_PER_MESSAGE = 4
+
+
+async def authenticate(services: Services, exchange: Exchange) -> Principal:
+    """Who asks.
+
+    Raises:
+        Unauthenticated: no key, or one that is unknown, expired or revoked.
+    """
+    header = exchange.header(b"authorization")
+    if header is None:
+        raise Unauthenticated("No API key given. Send 'Authorization: Bearer YOUR_KEY'.", code="missing_api_key")
+    scheme, _, token = header.partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise Unauthenticated("The Authorization header must be 'Bearer YOUR_KEY'.", code="invalid_authorization")
+    try:
+        return await services.keys.authenticate_fresh(token.strip())
+    except AccessError as error:
+        code = {ExpiredKey: "expired_api_key", RevokedKey: "revoked_api_key"}.get(type(error), "invalid_api_key")
+        raise Unauthenticated(f"{str(error)[0].upper()}{str(error)[1:]}.", code=code) from None
+
+
+def read_headers(life: Life) -> None:
+    """Take Tierline's own request headers into account.
+
+    Raises:
+        BadRequest: a header that cannot be understood or honoured.
+    """
+    exchange = life.exchange
+    if (deadline := exchange.header(b"x-tierline-deadline-ms")) is not None:
+        if not deadline.isdigit() or not 0 < int(deadline) <= 86_400_000:
+            raise BadRequest("'x-tierline-deadline-ms' must be a whole number of milliseconds, up to a day.")
+        life.deadline = life.started + int(deadline) / 1000
+    if (tags := exchange.header(b"x-tierline-tags")) is not None:
+        life.tags = _tags(tags)
+    if exchange.header(b"idempotency-key") is not None:
+        raise BadRequest(
+            "'idempotency-key' is not supported yet, so a repeated request would be billed twice; leave it out.",
+            code="unsupported_header",
+        )
+
+
+def _tags(header: str) -> dict[str, str]:
+    tags: dict[str, str] = {}
+    for pair in header.split(","):
+        name, separator, value = pair.strip().partition("=")
+        if not separator or not name or max(len(name), len(value)) > MAX_TAG_LENGTH:
+            raise BadRequest(
+                f"'x-tierline-tags' takes NAME=VALUE pairs separated by commas, each part at most {MAX_TAG_LENGTH} "
+                f"characters.",
+                code="invalid_tags",
+            )
+        tags[name.strip()] = value.strip()
+    if len(tags) > MAX_TAGS:
+        raise BadRequest(f"'x-tierline-tags' takes at most {MAX_TAGS} pairs.", code="invalid_tags")
+    return tags
+
+
+async def route(services: Services, life: Life) -> None:
+    """Choose policy, tier and candidates, and record why.
+
+    Raises:
+        NotFound: the model is unknown.
+        NotAllowed: the key may not use it.
+        BadRequest: no candidate can do what the request asks.
+    """
+    principal, request = life.principal, life.request
+    assert principal is not None
+    assert request is not None
+    settings = services.settings
+    name = request.model
+    if name != "auto" and name not in settings.models:
+        known = ", ".join(["auto", *settings.models])
+        raise NotFound(
+            f"The model '{name[:100]}' does not exist here. Models: {known}.", code="model_not_found", param="model"
+        )
+    if name != "auto" and not principal.may_use(name):
+        allowed = ", ".join(sorted(principal.allowed_models))
+        raise NotAllowed(f"This key may not use the model '{name}'. It may use: {allowed}.", code="model_not_allowed")
+    pinned = life.exchange.header(b"x-tierline-tier")
+    if pinned is not None and pinned not in TIERS:
+        raise BadRequest(f"'x-tierline-tier' must be one of {', '.join(TIERS)}.", code="invalid_tier")
+    subject = Subject(
+        organisation=principal.organisation_name,
+        team=principal.team_name,
+        project=principal.project_name,
+        key=principal.key_name,
+        key_id=principal.key_id,
+        model=name,
+    )
+    policy = services.policies.current.resolve(subject)
+    messages = life.payload["messages"]
+    profile = services.classifier.classify(
+        messages,
+        tools=bool(request.tools),
+        response_format=request.response_format,
+        max_tokens=openai_chat.output_limit(request),
+    )
+    life.input_estimate = sum(
+        estimate_tokens(text_of(message.content)) + TOKENS_PER_MESSAGE for message in request.messages
+    )
+    life.facts = Facts(
+        profile=profile,
+        prompt_tokens=life.input_estimate,
+        max_tokens=openai_chat.output_limit(request),
+        messages=len(request.messages),
+        has_tools=bool(request.tools),
+        has_images=openai_chat.has_images(request),
+        wants_json=openai_chat.wants_json(request),
+        stream=life.stream,
+        tags=life.tags,
+        subject=subject,
+        budget_used=services.limiter.budget_used([scope.id for scope in scopes(principal, None)]),
+    )
+    life.decision = decide(
+        policy,
+        life.facts,
+        tiers_served=settings.tiers_served(),
+        pinned_tier=pinned,
+        model=None if name == "auto" else name,
+    )
+    try:
+        selection = select(settings, life.decision, openai_chat.needs(request), life.input_estimate, principal)
+    except NoCandidate as error:
+        raise BadRequest(str(error), code=error.code) from None
+    life.candidates = selection.candidates
+    life.fallback = selection.fallback
+    if life.fallback:
+        log(
+            logging.INFO,
+            "tier not served",
+            request_id=life.request_id,
+            requested_tier=life.decision.requested_tier,
+            tier=life.candidates[0].tier,
+            reason=life.fallback,
+        )
+
+
+async def admit(services: Services, life: Life) -> None:
+    """Take the request off the limits and set its money aside, in one round trip.
+
+    Raises:
+        RateLimited, OutOfBudget: with `retry-after`.
+    """
+    principal, request = life.principal, life.request
+    assert principal is not None
+    assert request is not None
+    limit = openai_chat.output_limit(request)
+    models = {candidate.model for candidate in life.candidates}
+    life.output_estimate = life.choices * max(
+        services.estimator.estimate(principal.key_id, model, limit) for model in models
+    )
+    dearest = max(
+        estimate(services.prices.price_for(model), life.input_estimate, life.output_estimate) for model in models
+    )
+    admission = Admission(
+        hold_id=new_id(),
+        scopes=tuple(scopes(principal, life)),
+        tokens=life.input_estimate + life.output_estimate,
+        cost_nanousd=dearest,
+        ttl_s=services.settings.hold_ttl_seconds,
+    )
+    try:
+        life.grant = await services.limiter.admit(admission)
+    except LimitExceeded as error:
+        services.metrics.limited.labels(error.kind).inc()
+        kind = OutOfBudget if isinstance(error, BudgetExhausted) else RateLimited
+        wait_s = max(1, math.ceil(error.retry_after_s))
+        raise kind(error.message, headers={"retry-after": str(wait_s)}) from None
+
+
+def scopes(principal: Principal, life: Life | None) -> list[Scope]:
+    """Everything whose limits and budget a request counts against: its key, and the policy that applies."""
+    found = [principal.scope()]
+    if life is not None and life.decision is not None:
+        found.append(life.decision.scope(Scope))
+    return found

@@ -1,0 +1,116 @@
+"""The ASGI application: which path leads where, and what every answer has in common.
+
+The route table is plain data, so that a test can walk it and prove that nothing escapes authentication.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from gateway import pages, pipeline
+from gateway.dialects import errors
+from gateway.dialects.errors import GatewayError, MethodNotAllowed, NotFound
+from gateway.http import JSON_TYPE, ClientGone, Exchange, Receive, Scope, Send
+from gateway.services import Services
+
+logger = logging.getLogger("tierline")
+
+Handler = Callable[[Services, Exchange], Awaitable[None]]
+Start = Callable[[], Awaitable[Services]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A handler and who may call it. `key`: the handler authenticates an API key before anything else."""
+
+    handler: Handler
+    access: Literal["key", "open"]
+
+
+ROUTES: Mapping[tuple[str, str], Route] = {
+    ("POST", "/v1/chat/completions"): Route(pipeline.chat_completions, "key"),
+    ("GET", "/v1/models"): Route(pages.models, "key"),
+    ("GET", "/v1/models/{model}"): Route(pages.model, "key"),
+    ("GET", "/health/live"): Route(pages.live, "open"),
+    ("GET", "/health/ready"): Route(pages.ready, "open"),
+    ("GET", "/metrics"): Route(pages.metrics, "open"),
+    ("GET", "/openapi.json"): Route(pages.openapi, "open"),
+}
+_PATHS: Mapping[str, frozenset[str]] = {
+    path: frozenset(method for method, other in ROUTES if other == path) for _, path in ROUTES
+}
+_MODEL_PREFIX = "/v1/models/"
+
+
+class App:
+    """`start` opens the services when the server starts; they are closed when it stops."""
+
+    def __init__(self, start: Start) -> None:
+        self._start = start
+        self.services: Services | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._http(Exchange(scope, receive, send))
+        elif scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        else:
+            raise RuntimeError(f"the gateway speaks HTTP, not {scope['type']}")
+
+    async def _http(self, exchange: Exchange) -> None:
+        services = self.services
+        if services is None:
+            raise RuntimeError("a request arrived before the gateway had started")
+        try:
+            await _find(exchange)(services, exchange)
+        except ClientGone:
+            pass
+        except GatewayError as error:
+            await respond_error(exchange, error)
+        except Exception:
+            logger.exception("request %s failed inside the gateway", exchange.request_id)
+            if exchange.started:
+                raise  # the server closes the connection: nothing else tells the client that the answer is broken
+            await respond_error(exchange, GatewayError("The gateway failed on this request."))
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                try:
+                    self.services = await self._start()
+                except Exception as error:
+                    logger.error("the gateway cannot start: %s", error)
+                    await send({"type": "lifespan.startup.failed", "message": str(error)})
+                    return
+                await send({"type": "lifespan.startup.complete"})
+            elif message["type"] == "lifespan.shutdown":
+                if self.services is not None:
+                    await self.services.close()
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+
+def _find(exchange: Exchange) -> Handler:
+    method, path = exchange.scope["method"], exchange.scope["path"]
+    if path.startswith(_MODEL_PREFIX) and len(path) > len(_MODEL_PREFIX):
+        path = "/v1/models/{model}"
+    route = ROUTES.get((method, path)) or ROUTES.get(("GET" if method == "HEAD" else method, path))
+    if route is not None:
+        return route.handler
+    if path in _PATHS:
+        allowed = ", ".join(sorted(_PATHS[path]))
+        raise MethodNotAllowed(f"{path} takes {allowed}, not {method}.", headers={"allow": allowed})
+    raise NotFound(f"There is nothing at {method} {path[:200]}. See /openapi.json.", code="unknown_url")
+
+
+async def respond_error(exchange: Exchange, error: GatewayError) -> None:
+    """Send an error answer, unless an answer has begun."""
+    if exchange.started:
+        return
+    headers = [JSON_TYPE, (b"x-request-id", exchange.request_id.encode())]
+    headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
+    await exchange.respond(error.status, headers, errors.body(error, exchange.request_id))

@@ -1,0 +1,77 @@
+"""Hand a request to the backends, and put their refusals and failures into the dialect's terms."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from backends.attempt import Call, NoBackend, UpstreamRefused
+from backends.dispatch import Dispatched
+from gateway.accounting import Accounting
+from gateway.dialects.errors import BadRequest, GatewayError, RateLimited, Unavailable
+from gateway.life import Life
+
+if TYPE_CHECKING:
+    from gateway.services import Services
+
+# Parameters that some backends spell differently; the engine and most servers take the newer one as well.
+PATH = "/chat/completions"
+
+
+async def dispatch(services: Services, life: Life, accounting: Accounting) -> Dispatched:
+    """Send the request to its candidates, in order, until one has begun to answer.
+
+    Raises:
+        GatewayError: what to tell the client when none did, or when one refused the request itself.
+    """
+    principal = life.principal
+    assert principal is not None
+    call = Call(
+        payload=life.payload,
+        path=PATH,
+        stream=life.stream,
+        request_id=life.request_id,
+        deadline=life.deadline,
+        extra=services.extra_fields(life.candidates[0].backend, principal),
+    )
+    try:
+        return await services.dispatcher.open(call, life.candidates, accounting)
+    except UpstreamRefused as error:
+        raise _refusal(error) from error
+    except NoBackend as error:
+        headers = {} if error.retry_after is None else {"retry-after": str(max(1, round(error.retry_after)))}
+        if error.status == 429:
+            raise RateLimited(
+                "Every backend of this model is rate limited; try again later.",
+                code="backend_rate_limited",
+                headers=headers,
+            ) from error
+        raise Unavailable(
+            f"No backend could answer: {error}.", status=error.status, code=f"backend_{error.kind}", headers=headers
+        ) from error
+
+
+def _refusal(error: UpstreamRefused) -> GatewayError:
+    """A backend's own 4xx, in its own words; its 401 and 403 concern the gateway's credentials, not the client's."""
+    if error.credentials_fault:
+        return Unavailable(
+            "The backend did not accept the gateway's credentials; tell whoever runs the gateway.",
+            status=502,
+            code="backend_credentials",
+        )
+    message, code, kind, param = f"The backend refused the request with status {error.status}.", None, None, None
+    try:
+        said = msgspec.json.decode(error.body).get("error")
+    except (msgspec.DecodeError, AttributeError):
+        said = None
+    if isinstance(said, dict):
+        message = str(said.get("message") or message)
+        code, kind, param = (said.get(name) for name in ("code", "type", "param"))
+    return BadRequest(
+        message,
+        status=error.status,
+        type=str(kind) if kind else None,
+        code=str(code) if code else "backend_refused",
+        param=str(param) if param else None,
+    )

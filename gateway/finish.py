@@ -1,0 +1,95 @@
+"""The end of a request: what it came to, and who is told (ledger, metrics, trace, log). Runs once, come what may."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from gateway.accounting import Accounting
+from gateway.ledger.rows import Outcome
+from gateway.life import Life
+from gateway.logs import log
+from gateway.tracing import Finished
+
+if TYPE_CHECKING:
+    from gateway.services import Services
+
+CLIENT_CLOSED_REQUEST = 499  # a status for metrics and logs only: nobody is there to receive it
+
+
+async def finish(services: Services, life: Life, accounting: Accounting) -> None:
+    """Settle, count, trace and log a request."""
+    outcome, error = _outcome(life)
+    if life.exchange.gone and not life.status:
+        life.status = CLIENT_CLOSED_REQUEST
+    await accounting.settle(outcome, error)
+    metrics = services.metrics
+    metrics.requests.labels(life.route, outcome, str(life.status)).inc()
+    metrics.request_rate.add(1)
+    metrics.duration.labels(life.route).observe(life.seconds())
+    if life.decision is not None:
+        metrics.cache.labels(life.cache).inc()
+        fallback = "yes" if life.fallback else "no"
+        metrics.decisions.labels(
+            life.decision.policy, life.decision.rule, life.decision.requested_tier or "", fallback
+        ).inc()
+    if life.span is not None:
+        services.tracing.finish(life.span, _finished(life, error))
+    _log(life, outcome, error)
+
+
+def _outcome(life: Life) -> tuple[Outcome, str | None]:
+    if life.exchange.gone and not life.delivered():
+        return "cancelled", "the client closed the connection"
+    if life.error is None:
+        return ("cache_hit" if life.cache in ("exact", "semantic") else "success"), None
+    if life.attempt is not None and life.attempt.outcome in ("timeout", "cut", "refused", "cancelled"):
+        return life.attempt.outcome, life.error.message
+    return ("refused" if life.error.status < 500 else "error"), life.error.message
+
+
+def _finished(life: Life, error: str | None) -> Finished:
+    row = life.served
+    return Finished(
+        operation="chat",
+        requested_model=life.requested_model,
+        model=row.model if row else None,
+        provider=row.backend if row else "tierline",
+        finish_reasons=tuple(sorted(set(life.meter.finish_reasons.values()))),
+        input_tokens=row.input_tokens if row else 0,
+        output_tokens=row.output_tokens if row else 0,
+        duration_s=life.seconds(),
+        ttft_s=life.attempt.first_content_s if life.attempt else None,
+        error=life.error.code if life.error else ("cancelled" if error else None),
+        attributes={
+            "request_id": life.request_id,
+            "cache": life.cache,
+            "cost_usd": life.cost_nanousd / 1e9,
+            "policy": life.decision.policy if life.decision else "",
+        },
+    )
+
+
+def _log(life: Life, outcome: Outcome, error: str | None) -> None:
+    row, decision = life.served, life.decision
+    log(
+        logging.INFO if life.status < 500 else logging.WARNING,
+        "request finished",
+        request_id=life.request_id,
+        status=life.status,
+        outcome=outcome,
+        key=life.principal.key_prefix if life.principal else None,
+        policy=decision.policy if decision else None,
+        rule=decision.rule if decision else None,
+        requested_tier=decision.requested_tier if decision else None,
+        tier=row.tier if row else None,
+        model=row.model if row else None,
+        fallback=life.fallback,
+        cache=life.cache,
+        input_tokens=row.input_tokens if row else None,
+        output_tokens=row.output_tokens if row else None,
+        cost_usd=f"{life.cost_nanousd / 1e9:.9f}",
+        ms=round(life.seconds() * 1000, 1),
+        # The code, not the message: a message may quote what the client sent.
+        error=life.error.code if life.error else error,
+    )

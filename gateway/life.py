@@ -1,0 +1,139 @@
+"""What is known of one request while it lives. The pipeline fills it in, step by step, in the order of the fields.
+
+It holds facts and says them to the client as headers; what they cost stands in `accounting.py`, what is counted,
+traced and logged at the end in `finish.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from backends.dispatch import Attempt, Candidate
+from backends.protocol import ChatRequest, Json
+from gateway.access.limits import Grant
+from gateway.access.principal import Principal
+from gateway.dialects.errors import GatewayError
+from gateway.http import Exchange, Header
+from gateway.ledger.rows import CacheState, LedgerRow
+from gateway.metering import Meter
+from policies.evaluate import Decision, Facts
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+
+@dataclass(slots=True)
+class Life:
+    """One request. `served` is the ledger row of the answer that the client got, once there is one."""
+
+    exchange: Exchange
+    route: str
+    request_id: str
+    started: float = field(default_factory=time.monotonic)
+    span: Span | None = None
+
+    # authenticate and parse
+    principal: Principal | None = None
+    payload: Json = field(default_factory=dict)
+    request: ChatRequest | None = None
+    tags: dict[str, str] = field(default_factory=dict)
+    deadline: float | None = None  # monotonic
+
+    # decide
+    facts: Facts | None = None
+    decision: Decision | None = None
+    candidates: list[Candidate] = field(default_factory=list)
+    fallback: str | None = None  # why another tier than the decided one serves
+    input_estimate: int = 0
+    output_estimate: int = 0
+
+    # admit
+    grant: Grant | None = None
+
+    # cache
+    cache: CacheState = "bypass"
+    cache_score: float | None = None
+    cache_reason: str | None = None
+
+    # dispatch and answer
+    attempt: Attempt | None = None
+    meter: Meter = field(default_factory=Meter)
+    served: LedgerRow | None = None
+    status: int = 0
+    error: GatewayError | None = None
+    cost_nanousd: int = 0
+    tokens: int = 0
+
+    @property
+    def choices(self) -> int:
+        return (self.request.n if self.request else None) or 1
+
+    @property
+    def requested_model(self) -> str:
+        return self.request.model if self.request else ""
+
+    @property
+    def stream(self) -> bool:
+        return bool(self.request and self.request.stream)
+
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def delivered(self) -> bool:
+        """Whether the client has every choice to its end; one that closes after that has lost nothing."""
+        return self.meter.complete(self.choices) or (self.served is not None and self.served.outcome == "cache_hit")
+
+    def headers(self) -> list[Header]:
+        """Tierline's response headers, as far as they are known."""
+        pairs: list[tuple[str, str]] = [("x-request-id", self.request_id)]
+        decision = self.decision
+        if decision is not None:
+            pairs.append(("x-tierline-policy", f"{decision.policy}@{decision.policy_version}"))
+            pairs.append(("x-tierline-cache", self.cache))
+            if self.cache_reason:
+                pairs.append(("x-tierline-cache-reason", self.cache_reason))
+            if self.cache_score is not None:
+                pairs.append(("x-tierline-cache-score", f"{self.cache_score:.4f}"))
+            served = self._served_by()
+            if served is not None:
+                pairs += zip(("x-tierline-tier", "x-tierline-model", "x-tierline-backend"), served, strict=True)
+                if decision.requested_tier and decision.requested_tier != served[0]:
+                    pairs.append(("x-tierline-requested-tier", decision.requested_tier))
+                    pairs.append(("x-tierline-fallback", self.fallback or "backend_failed"))
+        if self.grant is not None:
+            pairs += _rate_limit_headers(self.grant)
+        return [(name.encode(), value.encode("latin-1", "replace")) for name, value in pairs]
+
+    def _served_by(self) -> tuple[str, str, str] | None:
+        if self.served is not None:
+            return self.served.tier, self.served.model, self.served.backend
+        if self.attempt is not None:
+            candidate = self.attempt.candidate
+            return candidate.tier, candidate.model, candidate.backend
+        return None
+
+    def cost_header(self) -> Header:
+        return b"x-tierline-cost-usd", f"{self.cost_nanousd / 1e9:.9f}".encode()
+
+    def summary(self) -> dict[str, str | float]:
+        """What a stream's usage chunk says under `tierline`."""
+        said: dict[str, str | float] = {"cost_usd": self.cost_nanousd / 1e9, "cache": self.cache}
+        if self.served is not None:
+            said |= {"model": self.served.model, "tier": self.served.tier}
+            if self.served.saved_nanousd:
+                said["saved_usd"] = self.served.saved_nanousd / 1e9
+        return said
+
+
+def _rate_limit_headers(grant: Grant) -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
+    requests = (grant.limit_requests, grant.remaining_requests, grant.reset_requests_s)
+    tokens = (grant.limit_tokens, grant.remaining_tokens, grant.reset_tokens_s)
+    for kind, (limit, remaining, reset_s) in (("requests", requests), ("tokens", tokens)):
+        if limit is not None:
+            pairs.append((f"x-ratelimit-limit-{kind}", str(limit)))
+            pairs.append((f"x-ratelimit-remaining-{kind}", str(remaining)))
+            pairs.append((f"x-ratelimit-reset-{kind}", f"{reset_s or 0:.3f}s"))
+    return pairs

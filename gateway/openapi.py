@@ -1,0 +1,133 @@
+"""The OpenAPI 3.1 document of the gateway's HTTP API, generated from the wire types that validate requests."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Any
+
+import msgspec
+
+from backends.protocol import ChatChunk, ChatCompletion, ChatRequest
+
+_REF = "#/components/schemas/{name}"
+_ERRORS = {
+    "400": "The request is malformed, or asks for something that no model here can do.",
+    "401": "The API key is missing, unknown, expired or revoked.",
+    "403": "The key may not use this model.",
+    "404": "The model is unknown.",
+    "413": "The body is larger than the configured limit.",
+    "429": "A rate limit or a budget is exhausted; `retry-after` says when to try again.",
+    "502": "The backend answered with something that is not an answer.",
+    "503": "No backend can answer now.",
+    "504": "The backend did not answer in time.",
+}
+_REQUEST_HEADERS = {
+    "x-tierline-tier": "Use this tier whatever the policy says: small, medium, large or xlarge.",
+    "x-tierline-cache": "no-cache (do not read), no-store (do not write), only-if-cached (answer 504 on a miss).",
+    "x-tierline-tags": "Comma-separated NAME=VALUE pairs that go into the ledger row.",
+    "x-tierline-deadline-ms": "Give up after this many milliseconds, all attempts together.",
+}
+_RESPONSE_HEADERS = {
+    "x-request-id": "Id of this request, as in the ledger and in `tierline explain`.",
+    "x-tierline-policy": "Policy and version that decided.",
+    "x-tierline-tier": "Tier of the model that answered.",
+    "x-tierline-model": "Model that answered.",
+    "x-tierline-backend": "Backend that answered.",
+    "x-tierline-cache": "miss, exact, semantic or bypass.",
+    "x-tierline-cache-score": "Similarity of a semantic hit.",
+    "x-tierline-fallback": "Why another tier than the one decided on answered.",
+    "x-tierline-cost-usd": "Cost of a non-streaming answer; a stream carries it in its usage chunk.",
+    "x-ratelimit-limit-requests": "Requests per minute allowed.",
+    "x-ratelimit-remaining-requests": "Requests left in this window.",
+}
+
+
+def document(server_url: str) -> dict[str, Any]:
+    """The whole document, as plain data."""
+    _, components = msgspec.json.schema_components([ChatRequest, ChatCompletion, ChatChunk], ref_template=_REF)
+    components["Error"] = _error_schema()
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Tierline",
+            "version": metadata.version("tierline"),
+            "description": "One endpoint for every large language model a company uses.",
+        },
+        "servers": [{"url": server_url}],
+        "security": [{"key": []}],
+        "paths": {
+            "/v1/chat/completions": {"post": _chat()},
+            "/v1/models": {"get": _get("List the models that this key may use.", "listModels")},
+            "/v1/models/{model}": {"get": _get("Describe one model.", "getModel", ["model"])},
+            "/health/live": {"get": _open("The process runs.", "live")},
+            "/health/ready": {"get": _open("The gateway can take requests.", "ready")},
+            "/metrics": {"get": _open("Prometheus metrics.", "metrics", "text/plain")},
+            "/openapi.json": {"get": _open("This document.", "openapi")},
+        },
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _error_schema() -> dict[str, Any]:
+    properties = {
+        "message": {"type": "string"},
+        "type": {"type": "string"},
+        "code": {"type": ["string", "null"]},
+        "param": {"type": ["string", "null"]},
+        "request_id": {"type": "string"},
+    }
+    inner = {"type": "object", "properties": properties, "required": ["message", "type", "code", "request_id"]}
+    return {"type": "object", "properties": {"error": inner}, "required": ["error"]}
+
+
+def _error_responses(*statuses: str) -> dict[str, Any]:
+    schema = {"application/json": {"schema": {"$ref": _REF.format(name="Error")}}}
+    return {status: {"description": _ERRORS[status], "content": schema} for status in statuses}
+
+
+def _chat() -> dict[str, Any]:
+    answer = {
+        "application/json": {"schema": {"$ref": _REF.format(name="ChatCompletion")}},
+        "text/event-stream": {"schema": {"$ref": _REF.format(name="ChatChunk")}},
+    }
+    headers = {name: {"description": text, "schema": {"type": "string"}} for name, text in _RESPONSE_HEADERS.items()}
+    return {
+        "operationId": "createChatCompletion",
+        "summary": "Answer a conversation, whole or as a stream of server-sent events.",
+        "parameters": [
+            {"name": name, "in": "header", "required": False, "description": text, "schema": {"type": "string"}}
+            for name, text in _REQUEST_HEADERS.items()
+        ],
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": {"$ref": _REF.format(name="ChatRequest")}}},
+        },
+        "responses": {"200": {"description": "The answer.", "content": answer, "headers": headers}}
+        | _error_responses(*_ERRORS),
+    }
+
+
+def _get(summary: str, operation: str, path_parameters: list[str] | None = None) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "operationId": operation,
+        "summary": summary,
+        "responses": {"200": {"description": "Found.", "content": {"application/json": {"schema": {"type": "object"}}}}}
+        | _error_responses("401", *(["404"] if path_parameters else [])),
+    }
+    if path_parameters:
+        described["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in path_parameters
+        ]
+    return described
+
+
+def _open(summary: str, operation: str, content: str = "application/json") -> dict[str, Any]:
+    return {
+        "operationId": operation,
+        "summary": summary,
+        "security": [],
+        "responses": {"200": {"description": summary, "content": {content: {}}}},
+    }

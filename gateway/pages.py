@@ -1,0 +1,90 @@
+"""Everything that is not a model's answer: models, health, metrics, the API's description."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+from prometheus_client import generate_latest
+
+from gateway import openapi as openapi_document
+from gateway.admission import authenticate
+from gateway.dialects.errors import NotAllowed, NotFound
+from gateway.engine_metrics import engine_metrics
+from gateway.http import JSON_TYPE, Exchange
+from gateway.services import Services
+
+_encoder = msgspec.json.Encoder()
+
+
+async def _json(exchange: Exchange, document: Any, status: int = 200) -> None:
+    headers = [JSON_TYPE, (b"x-request-id", exchange.request_id.encode())]
+    await exchange.respond(status, headers, _encoder.encode(document))
+
+
+async def models(services: Services, exchange: Exchange) -> None:
+    """`GET /v1/models`: `auto` and the models that this key may use."""
+    principal = await authenticate(services, exchange)
+    names = ["auto", *(name for name in services.settings.models if principal.may_use(name))]
+    await _json(exchange, {"object": "list", "data": [_describe(services, name) for name in names]})
+
+
+async def model(services: Services, exchange: Exchange) -> None:
+    """`GET /v1/models/{model}`."""
+    principal = await authenticate(services, exchange)
+    name = unquote(exchange.scope["path"].removeprefix("/v1/models/"))
+    if name != "auto" and name not in services.settings.models:
+        raise NotFound(f"The model '{name[:100]}' does not exist here.", code="model_not_found", param="model")
+    if name != "auto" and not principal.may_use(name):
+        raise NotAllowed(f"This key may not use the model '{name}'.", code="model_not_allowed")
+    await _json(exchange, _describe(services, name))
+
+
+def _describe(services: Services, name: str) -> dict[str, Any]:
+    described: dict[str, Any] = {"id": name, "object": "model", "created": 0, "owned_by": "tierline"}
+    settings = services.settings.models.get(name)
+    if settings is not None:
+        described["tierline"] = {
+            "tier": settings.tier,
+            "backend": settings.backend,
+            "context_length": settings.context_length,
+            "capabilities": sorted(settings.capabilities),
+        }
+    return described
+
+
+async def live(services: Services, exchange: Exchange) -> None:
+    """`GET /health/live`: the process runs and its event loop turns."""
+    await _json(exchange, {"status": "live"})
+
+
+async def ready(services: Services, exchange: Exchange) -> None:
+    """`GET /health/ready`: whether this process should get traffic, and the state of what it depends on."""
+    reasons = []
+    if services.draining:
+        reasons.append("draining")
+    if services.journal.error:
+        reasons.append("the ledger's journal cannot be written")
+    backends = {name: [state.state for state in pool.snapshot()] for name, pool in services.pools.items()}
+    document = {
+        "status": "not ready" if reasons else "ready",
+        "reasons": reasons,
+        "backends": backends,
+        "cache": "off" if services.cache is None else ("connected" if services.cache.connected else "not connected"),
+        "ledger_lag_rows": services.writer.lag_rows,
+        "policies": {"version": services.policies.current.version, "problems": len(services.policies.problems)},
+    }
+    await _json(exchange, document, 503 if reasons else 200)
+
+
+async def metrics(services: Services, exchange: Exchange) -> None:
+    """`GET /metrics`: the gateway's own, and those of the bundled engines behind it."""
+    text = generate_latest(services.metrics.registry) + await engine_metrics(services)
+    await exchange.respond(200, [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")], text)
+
+
+async def openapi(services: Services, exchange: Exchange) -> None:
+    """`GET /openapi.json`."""
+    host = exchange.header(b"host") or f"{services.settings.server.host}:{services.settings.server.port}"
+    await _json(exchange, openapi_document.document(f"{exchange.scope.get('scheme', 'http')}://{host}"))

@@ -1,0 +1,82 @@
+"""The life of a chat completion, top to bottom.
+
+    authenticate → read → route (policy, task, tier) → admit (limits and hold, one round trip)
+      → look up in the cache ──hit───────────────────────┐
+      → dispatch (retry, fail over) → relay, metering    │
+      → ledger row, hold settled ←───────────────────────┘ → remember in the cache
+
+There is one way out. Whatever happens on the way (client gone, backend cut, bug, shutdown), `finish` runs once: every
+attempt has its row, the hold is settled, and the client has an answer, an error, or nobody is there to receive one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from gateway.accounting import Accounting
+from gateway.admission import admit, authenticate, read_headers, route
+from gateway.caching import answer_from_cache, remember
+from gateway.dialects import errors, openai_chat
+from gateway.dialects.errors import GatewayError, Unavailable
+from gateway.dispatching import dispatch
+from gateway.finish import finish
+from gateway.http import JSON_TYPE, ClientGone, Exchange
+from gateway.life import Life
+from gateway.relay import relay
+
+if TYPE_CHECKING:
+    from gateway.services import Services
+
+logger = logging.getLogger("tierline.pipeline")
+
+
+async def chat_completions(services: Services, exchange: Exchange) -> None:
+    """Serve one `POST /v1/chat/completions` to its end."""
+    life = Life(exchange, "chat.completions", exchange.request_id)
+    accounting = Accounting(services, life)
+    services.metrics.in_flight.inc()
+    try:
+        life.principal = await authenticate(services, exchange)
+        body = await exchange.body(services.settings.server.max_body_bytes)
+        exchange.watch()
+        life.payload, life.request = openai_chat.parse(body)
+        read_headers(life)
+        services.begin_span(life)
+        await route(services, life)
+        accounting.decided()
+        await admit(services, life)
+        async with answer_from_cache(services, life, accounting) as lookup:
+            if not lookup.answered:
+                answer = await dispatch(services, life, accounting)
+                lookup.collected = await relay(exchange, life, accounting, answer)
+        remember(services, life, lookup)
+    except ClientGone:
+        pass
+    except asyncio.CancelledError:
+        if not exchange.gone:  # the server is stopping and the time to drain is over
+            await fail(life, Unavailable("The gateway is shutting down; try again.", code="shutting_down"))
+    except GatewayError as error:
+        await fail(life, error)
+    except Exception:
+        logger.exception("request %s failed inside the gateway", life.request_id)
+        await fail(life, GatewayError("The gateway failed on this request; its id helps to find out why."))
+    finally:
+        exchange.unwatch()
+        await finish(services, life, accounting)
+        services.metrics.in_flight.dec()
+
+
+async def fail(life: Life, error: GatewayError) -> None:
+    """Tell the client what went wrong: as an answer, or as the last event of a stream that has begun."""
+    life.error = error
+    exchange = life.exchange
+    if exchange.started:
+        # Without [DONE]: a broken answer must not look like a complete one.
+        await exchange.end(errors.event(error, life.request_id))
+        return
+    life.status = error.status
+    headers = [JSON_TYPE, *life.headers()]
+    headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
+    await exchange.respond(error.status, headers, errors.body(error, life.request_id))

@@ -1,0 +1,81 @@
+"""Pass an answer on to the client: event by event and unchanged, counting as it goes.
+
+The events that end a stream (the last finish reason, usage, `[DONE]`) are held back until the ledger row is in the
+journal: who has a complete answer has a row. A stream that breaks ends with an error event and without `[DONE]`.
+"""
+
+from __future__ import annotations
+
+from backends.attempt import Event, StreamCut
+from backends.dispatch import Dispatched
+from backends.openai import decode_answer
+from cache.replay import Collector
+from gateway.accounting import Accounting
+from gateway.dialects import openai_chat
+from gateway.dialects.errors import Unavailable
+from gateway.http import JSON_TYPE, SSE_HEADERS, Exchange
+from gateway.life import Life
+
+
+async def relay(exchange: Exchange, life: Life, accounting: Accounting, answer: Dispatched) -> Collector:
+    """Deliver the whole answer.
+
+    Returns:
+        The answer as an object, for the cache.
+
+    Raises:
+        GatewayError: the stream broke after content had been delivered.
+    """
+    try:
+        if life.stream:
+            return await _relay_stream(exchange, life, accounting, answer)
+        return await _relay_whole(exchange, life, accounting, answer)
+    finally:
+        await answer.aclose()
+
+
+async def _relay_whole(exchange: Exchange, life: Life, accounting: Accounting, answer: Dispatched) -> Collector:
+    life.meter.see_whole(decode_answer(answer.body))
+    accounting.answered("success")
+    life.status = answer.status
+    await exchange.respond(answer.status, [JSON_TYPE, *life.headers(), life.cost_header()], answer.body)
+    return Collector.of_answer(answer.body)
+
+
+async def _relay_stream(exchange: Exchange, life: Life, accounting: Accounting, answer: Dispatched) -> Collector:
+    assert life.request is not None
+    meter, collector = life.meter, Collector()
+    choices, wants_usage = life.choices, openai_chat.wants_usage(life.request)
+    usage: Event | None = None
+    ending: list[bytes] = []
+    life.status = 200
+    await exchange.start(200, [*SSE_HEADERS, *life.headers()])
+    try:
+        async for event in answer.events:
+            chunk = event.chunk
+            if chunk is None:
+                continue  # [DONE]: our own is written below
+            meter.see(chunk)
+            if chunk.usage is not None and not chunk.choices:
+                usage = event
+                continue
+            collector.add(event.data)
+            if meter.complete(choices):
+                ending.append(event.raw)
+                continue
+            await exchange.write(event.raw)
+            accounting.progress()
+    except StreamCut as cut:
+        accounting.answered("timeout" if "timeout" in cut.kind else "cut", f"{cut.kind}: {cut}")
+        raise Unavailable(
+            "The answer broke off: the backend stopped in the middle of it. What was sent so far is incomplete.",
+            status=502,
+            code="stream_cut",
+        ) from cut
+    accounting.answered("success")
+    for raw in ending:
+        await exchange.write(raw)
+    if usage is not None and wants_usage:
+        await exchange.write(openai_chat.with_tierline(usage.data, life.summary()))
+    await exchange.end(openai_chat.DONE)
+    return collector

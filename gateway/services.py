@@ -1,0 +1,199 @@
+"""Everything a request needs, made once per process: opened in order, closed in reverse.
+
+settings → database → keys, limiter, journal → writer
+         → policies, classifier, prices, cache client, backends → dispatcher
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from typing import Any, Self
+
+from backends.dispatch import Dispatcher
+from backends.http import HttpClient
+from backends.pool import Pool, Timeouts
+from cache.client import CacheClient
+from cache.flight import SingleFlight
+from gateway.access.counters_memory import MemoryLimiter
+from gateway.access.holds import OutputEstimator
+from gateway.access.keystore import KeyStore
+from gateway.access.principal import Principal
+from gateway.access.secret import load_secret
+from gateway.ledger.database import Database
+from gateway.ledger.journal import Journal
+from gateway.ledger.prices import PriceBook
+from gateway.ledger.reports import month_spend
+from gateway.ledger.writer import LedgerWriter
+from gateway.life import Life
+from gateway.settings import Settings
+from gateway.telemetry import Metrics
+from gateway.tracing import Tracing
+from policies.watch import PolicyStore
+from policies.yamlfile import Problem
+from tiers.task import TaskClassifier
+
+logger = logging.getLogger("tierline")
+
+OBSERVE_INTERVAL_S = 1.0
+
+
+class MissingSecret(ValueError):
+    """A backend's key is named in the settings, but the environment does not have it."""
+
+
+class Services:
+    """The running gateway, without its HTTP side. Make it with `open`, end it with `close`."""
+
+    settings: Settings
+    metrics: Metrics
+    tracing: Tracing
+    database: Database
+    keys: KeyStore
+    limiter: MemoryLimiter
+    estimator: OutputEstimator
+    journal: Journal
+    writer: LedgerWriter
+    policies: PolicyStore
+    classifier: TaskClassifier
+    prices: PriceBook
+    cache: CacheClient | None
+    flight: SingleFlight
+    pools: dict[str, Pool]
+    dispatcher: Dispatcher
+    http: HttpClient
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.draining = False
+        self._stack = AsyncExitStack()
+        self._background: set[asyncio.Task[Any]] = set()
+
+    @classmethod
+    async def open(cls, settings: Settings, *, tracing: Tracing | None = None) -> Self:
+        """Open everything; what was opened is closed again if something fails.
+
+        Raises:
+            MissingSecret, InvalidFile, InvalidPrice, JournalError, SQLAlchemyError: what is wrong and what to do.
+        """
+        services = cls(settings)
+        try:
+            await services._open(tracing)
+        except BaseException:
+            await services.close()
+            raise
+        return services
+
+    async def _open(self, tracing: Tracing | None) -> None:
+        settings, stack = self.settings, self._stack
+        data_dir = settings.storage.data_dir
+        data_dir.mkdir(parents=True, exist_ok=True)
+        self.metrics = Metrics()
+        self.tracing = tracing or Tracing(settings.telemetry)
+        stack.callback(self.tracing.close)
+        self.prices = PriceBook(settings)
+        self.classifier = TaskClassifier.load()
+        self.policies = PolicyStore(settings.policies_dir, settings.tiers_served(), on_change=self._policies_changed)
+        await self.policies.start()
+        stack.push_async_callback(self.policies.close)
+        self.database = await Database.open(settings.database_url())
+        stack.push_async_callback(self.database.close)
+        self.journal = Journal.open(data_dir / "journal")
+        stack.callback(self.journal.close)
+        self.writer = LedgerWriter(self.journal, self.database)
+        await self.writer.flush()  # budgets start from the ledger, so what the last process left must be in it
+        self.writer.start()
+        stack.push_async_callback(self.writer.stop)
+        self.limiter = MemoryLimiter(await month_spend(self.database, datetime.now(UTC)))
+        self.estimator = OutputEstimator()
+        self.keys = KeyStore(self.database, load_secret(data_dir / "secret"), settings.default_limits)
+        await self.keys.start()
+        stack.push_async_callback(self.keys.stop)
+        self.cache = None
+        if settings.cache.enabled:
+            socket = settings.run_path("cache.sock")
+            self.cache = CacheClient(socket, timeout_ms=settings.cache.lookup_timeout_ms)
+            await self.cache.start()
+            stack.push_async_callback(self.cache.close)
+        self.flight = SingleFlight()
+        self.http = HttpClient()
+        self.pools = {name: self._pool(name) for name in settings.backends}
+        for pool in self.pools.values():
+            stack.push_async_callback(pool.aclose)
+        self.dispatcher = Dispatcher(self.pools)
+        observer = asyncio.create_task(self._observe(), name="observe")
+        stack.callback(observer.cancel)
+
+    async def close(self) -> None:
+        """Finish background work and close everything, in reverse order."""
+        if self._background:
+            await asyncio.wait(self._background, timeout=5)
+        await self._stack.aclose()
+
+    def _pool(self, name: str) -> Pool:
+        backend = self.settings.backends[name]
+        api_key = None
+        if backend.api_key_env:
+            api_key = os.environ.get(backend.api_key_env)
+            if not api_key:
+                raise MissingSecret(
+                    f"backend '{name}' takes its key from the environment variable {backend.api_key_env}, "
+                    "which is not set."
+                )
+        return Pool(
+            name,
+            self.settings.base_urls(name),
+            client=self.http,
+            api_key=api_key,
+            headers=backend.headers,
+            timeouts=Timeouts(**backend.timeouts.model_dump()),
+            max_outstanding=backend.max_outstanding,
+            attempts=backend.attempts,
+        )
+
+    def extra_fields(self, backend: str, principal: Principal) -> dict[str, Any]:
+        """Fields added to a request for a backend: the bundled engine keeps each team's prefix cache apart."""
+        if self.settings.backends[backend].engine is None:
+            return {}
+        return {"cache_salt": principal.team_id}
+
+    def begin_span(self, life: Life) -> None:
+        """Start the trace of a request, if traces go anywhere."""
+        if self.tracing.enabled:
+            parent = life.exchange.header(b"traceparent")
+            headers = {"traceparent": parent} if parent else {}
+            life.span = self.tracing.start("chat", life.requested_model, headers)
+
+    def in_background(self, work: Any) -> None:
+        """Run a coroutine beside the request; its failure is logged, and `close` waits for it."""
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background_done)
+
+    def _background_done(self, task: asyncio.Task[Any]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("background work failed: %s: %s", type(error).__name__, error)
+
+    def _policies_changed(self, problems: list[Problem]) -> None:
+        self.metrics.policy_problems.set(len(problems))
+        self.metrics.policy_reloads.labels("refused" if problems else "ok").inc()
+        for problem in problems:
+            logger.error("policy not loaded, the last good set stays in force: %s", problem)
+        if not problems:
+            logger.info("policies loaded, version %s", self.policies.current.version)
+
+    async def _observe(self) -> None:
+        """Keep the gauges that no event sets."""
+        while True:
+            self.metrics.holds.set(self.limiter.open_holds)
+            self.metrics.journal_lag.set(self.writer.lag_rows)
+            self.metrics.cache_connected.set(1 if self.cache is not None and self.cache.connected else 0)
+            for name, pool in self.pools.items():
+                states = pool.snapshot()
+                self.metrics.backend_up.labels(name).set(1 if any(s.state != "cooling" for s in states) else 0)
+                self.metrics.outstanding.labels(name).set(sum(state.outstanding for state in states))
+            await asyncio.sleep(OBSERVE_INTERVAL_S)
