@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
@@ -145,7 +145,7 @@ class MemoryLimiter:
         hold.cost_nanousd += more_cost
         return True
 
-    async def budget_used(self, scopes: tuple[Scope, ...]) -> dict[str, float]:
+    def budget_used(self, scopes: Iterable[Scope]) -> dict[str, float]:
         self._reclaim(self._clock())
         return _budget_used([(scope, self._counters(scope.id)) for scope in scopes])
 

@@ -17,17 +17,17 @@ from sqlalchemy import Table, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.access.keystore import KeyStore, check_secret
-from gateway.access.principal import AccessError, ExpiredKey, InvalidKey, KeyLimits, Principal, RevokedKey
+from gateway.access.keystore import KeyStore, SecretMismatch, check_secret, read_models
+from gateway.access.principal import AuthenticationError, ExpiredKey, InvalidKey, KeyLimits, Principal, RevokedKey
 from gateway.access.secret import ServerSecret, is_token, load_secret, new_token, shown_prefix, write_private
 from gateway.ledger.database import Database
 from gateway.ledger.rows import new_id, now_ms
 from gateway.ledger.schema import facts, keys, organisations, projects, teams
 
 __all__ = [
-    "AccessError", "CreatedKey", "ExpiredKey", "InvalidKey", "InvalidKeyRequest", "KeyInfo", "KeyLimits", "KeyStore",
-    "Principal", "RevokedKey", "ServerSecret", "check_secret", "create_key", "ensure_first_key", "list_keys",
-    "load_secret", "revoke_key",
+    "AuthenticationError", "CreatedKey", "ExpiredKey", "InvalidKey", "InvalidKeyRequest", "KeyInfo", "KeyLimits",
+    "KeyStore", "Principal", "RevokedKey", "SecretMismatch", "ServerSecret", "check_secret", "create_key",
+    "ensure_first_key", "find_key", "list_keys", "load_secret", "revoke_key",
 ]  # fmt: skip
 
 logger = logging.getLogger("tierline.access")
@@ -55,7 +55,7 @@ class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_minute: int | None
     parallel: int | None
     budget_nanousd: int | None
-    allowed_models: tuple[str, ...]
+    allowed_models: tuple[str, ...] | None
 
     @property
     def state(self) -> str:
@@ -88,7 +88,7 @@ async def create_key(
     expires_ms: int | None = None,
     limits: KeyLimits | None = None,
     budget_nanousd: int | None = None,
-    allowed_models: Collection[str] = (),
+    allowed_models: Collection[str] | None = None,
     token: str | None = None,
 ) -> CreatedKey:
     """Make a key, and its organisation, team and project where they do not exist.
@@ -124,7 +124,7 @@ async def create_key(
             "created_ms": now_ms(),
             "expires_ms": expires_ms,
             "budget_nanousd": budget_nanousd,
-            "allowed_models": msgspec.json.encode(sorted(allowed_models)).decode(),
+            "allowed_models": None if allowed_models is None else msgspec.json.encode(sorted(allowed_models)).decode(),
             **msgspec.structs.asdict(limits),
         }
         await connection.execute(keys.insert().values(values))
@@ -144,8 +144,7 @@ async def list_keys(database: Database) -> list[KeyInfo]:
     )
     async with database.read() as connection:
         found = (await connection.execute(statement.select_from(joined).order_by(keys.c.id))).mappings().all()
-    rows = [{**row, "allowed_models": msgspec.json.decode(row["allowed_models"])} for row in found]
-    return [msgspec.convert(row, KeyInfo) for row in rows]
+    return [msgspec.convert({**row, "allowed_models": read_models(row["allowed_models"])}, KeyInfo) for row in found]
 
 
 async def find_key(database: Database, reference: str) -> KeyInfo:
@@ -183,8 +182,10 @@ async def revoke_key(database: Database, reference: str) -> KeyInfo:
     return await find_key(database, info.key_id)
 
 
-async def ensure_first_key(database: Database, secret: ServerSecret, path: Path) -> CreatedKey | None:
+async def ensure_first_key(database: Database, path: Path, secret: ServerSecret | None = None) -> CreatedKey | None:
     """On a database without keys, make default/default/default one and write its token to `path` (mode 0600).
+
+    The server secret is by default the file `secret` beside it.
 
     The token is written before the key exists, and taken from the file if it is there: a crash in between leaves
     nothing half done.
@@ -195,6 +196,7 @@ async def ensure_first_key(database: Database, secret: ServerSecret, path: Path)
     async with database.read() as connection:
         if await connection.scalar(select(func.count()).select_from(keys)):
             return None
+    secret = secret or load_secret(path.parent / "secret")
     try:
         return await create_key(database, secret, name="first-key", token=_first_token(path))
     except IntegrityError:

@@ -18,7 +18,7 @@ import msgspec
 from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError
 
-from gateway.access.principal import AccessError, ExpiredKey, InvalidKey, KeyLimits, Principal, RevokedKey
+from gateway.access.principal import ExpiredKey, InvalidKey, KeyLimits, Principal, RevokedKey
 from gateway.access.secret import PREFIX, ServerSecret, shown_prefix
 from gateway.ledger.database import Database
 from gateway.ledger.rows import now_ms
@@ -31,6 +31,10 @@ POLL_S: Final = 0.5
 # Unknown tokens may ask for a new snapshot this often in all, however many there are.
 _REFRESH_INTERVAL_S: Final = 0.1
 _MAX_TOKEN_CHARACTERS: Final = 256
+
+
+class SecretMismatch(Exception):
+    """The server secret is not the one the keys were made with: every key would be unknown."""
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -58,7 +62,7 @@ class KeyStore:
 
         Raises:
             DBAPIError, OSError: the database is out; there is nothing to fall back to.
-            AccessError: the server secret is not the one the keys were made with.
+            SecretMismatch: the server secret is not the one the keys were made with.
         """
         await check_secret(self._database, self._secret)
         await self.refresh()
@@ -178,7 +182,7 @@ class KeyStore:
             "key_prefix": row["prefix"],
             "key_name": row["name"],
             "limits": limits,
-            "allowed_models": msgspec.json.decode(str(row["allowed_models"])),
+            "allowed_models": read_models(row["allowed_models"]),
         }
         principal = msgspec.convert(fields, Principal)
         return _Entry(str(row["digest"]), principal, row["revoked_ms"] is not None)
@@ -188,7 +192,7 @@ async def check_secret(database: Database, secret: ServerSecret) -> None:
     """Make sure that this secret is the one the database's keys were made with; the first one used is.
 
     Raises:
-        AccessError: it is another one, under which no key would be recognised.
+        SecretMismatch: it is another one.
     """
     mine = secret.digest("tierline secret check")
     async with database.read() as connection:
@@ -198,10 +202,15 @@ async def check_secret(database: Database, secret: ServerSecret) -> None:
             await connection.execute(database.insert_if_absent(facts, name="secret_check", value=mine))
             known = await connection.scalar(select(facts.c.value).where(facts.c.name == "secret_check"))
     if known != mine:
-        raise AccessError(
+        raise SecretMismatch(
             "the server secret is not the one this database's keys were made with: bring back the file 'secret' of the "
             "data directory (or TIERLINE_SECRET); with another one every key is unknown"
         )
+
+
+def read_models(text: object) -> list[str] | None:
+    """The model names in a key's column `allowed_models`; None for all."""
+    return None if text is None else msgspec.json.decode(str(text), type=list[str])
 
 
 def _or(value: object, default: object) -> object:

@@ -19,6 +19,8 @@ Semantics, which every implementation keeps:
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Literal, Protocol
 
 import msgspec
@@ -62,24 +64,47 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
     reset_tokens_s: float | None = None
     budget_used: dict[str, float] = {}
 
+    def headers(self) -> list[tuple[str, str]]:
+        """`x-ratelimit-*`, as clients of the OpenAI dialect know them: counts, and seconds such as `0.250s`."""
+        pairs: list[tuple[str, str]] = []
+        for unit, limit, remaining, reset in (
+            ("requests", self.limit_requests, self.remaining_requests, self.reset_requests_s),
+            ("tokens", self.limit_tokens, self.remaining_tokens, self.reset_tokens_s),
+        ):
+            if limit is not None:
+                pairs.append((f"x-ratelimit-limit-{unit}", str(limit)))
+                pairs.append((f"x-ratelimit-remaining-{unit}", str(remaining)))
+                pairs.append((f"x-ratelimit-reset-{unit}", f"{reset:.3f}s"))
+        return pairs
 
-class LimitExceeded(Exception):
-    """A limit says not now. Nothing was taken from any scope; after `retry_after_s` the same request can pass.
 
-    For `parallel` and for budgets that are only held, nobody knows when a running request will end: then it is a
-    second. For a spent budget it is the time until the next month.
+class Refused(Exception):
+    """Not admitted. Nothing was taken from any scope; after `retry_after_s` the same request can pass.
+
+    Nobody knows when a running request will end: where only those stand in the way, it is a second.
     """
 
-    def __init__(self, scope: str, kind: LimitKind, retry_after_s: float, message: str) -> None:
+    def __init__(self, scope: str, limit: LimitKind, retry_after_s: float, message: str) -> None:
         super().__init__(message)
         self.scope = scope
-        self.kind = kind
+        self.limit = limit
         self.retry_after_s = retry_after_s
         self.message = message
 
+    def headers(self) -> dict[str, str]:
+        """`retry-after` in whole seconds, rounded up."""
+        return {"retry-after": str(max(1, math.ceil(self.retry_after_s)))}
 
-class BudgetExhausted(LimitExceeded):
-    """A monthly budget does not cover this request. Amounts in nano-dollars; `used = settled + held`."""
+
+class LimitExceeded(Refused):
+    """A rate limit says not now."""
+
+
+class BudgetExhausted(Refused):
+    """A monthly budget does not cover this request. Amounts in nano-dollars; `used = settled + held`.
+
+    `retry_after_s` is a second when holds of running requests stand in the way, else the time until the next month.
+    """
 
     def __init__(
         self, scope: str, retry_after_s: float, message: str, *, budget: int, settled: int, held: int, needed: int
@@ -118,6 +143,6 @@ class Limiter(Protocol):
         """
         ...
 
-    async def budget_used(self, scopes: tuple[Scope, ...]) -> dict[str, float]:
-        """Used share of the budget of each scope that has one."""
+    def budget_used(self, scopes: Iterable[Scope]) -> dict[str, float]:
+        """Used share of the monthly budget of each scope that has one, by scope id. From memory, without waiting."""
         ...

@@ -7,20 +7,26 @@ import msgspec
 from gateway.access.limits import Scope
 
 
-class AccessError(Exception):
-    """A request that nobody may make. Messages never contain more of a token than its shown prefix."""
+class AuthenticationError(Exception):
+    """A token that authenticates nobody. `code` is stable; messages show no more of a token than its prefix."""
+
+    code = "invalid_api_key"
 
 
-class InvalidKey(AccessError):
+class InvalidKey(AuthenticationError):
     """No such key."""
 
 
-class ExpiredKey(AccessError):
+class ExpiredKey(AuthenticationError):
     """The key was good until a date that has passed."""
 
+    code = "expired_api_key"
 
-class RevokedKey(AccessError):
+
+class RevokedKey(AuthenticationError):
     """The key was revoked."""
+
+    code = "revoked_api_key"
 
 
 class KeyLimits(msgspec.Struct, frozen=True):
@@ -32,7 +38,7 @@ class KeyLimits(msgspec.Struct, frozen=True):
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """An authenticated key. An empty `allowed_models` allows every model."""
+    """An authenticated key. `allowed_models` are public names, `auto` among them; None allows every model."""
 
     key_id: str
     key_prefix: str
@@ -45,11 +51,11 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     organisation_name: str
     limits: KeyLimits = KeyLimits()
     budget_nanousd: int | None = None
-    allowed_models: frozenset[str] = frozenset()
+    allowed_models: frozenset[str] | None = None
     expires_ms: int | None = None
 
     def may_use(self, model: str) -> bool:
-        return not self.allowed_models or model in self.allowed_models
+        return self.allowed_models is None or model in self.allowed_models
 
     def scope(self) -> Scope:
         """This key's own limits and budget, for admission."""

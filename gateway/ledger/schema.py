@@ -70,7 +70,7 @@ keys = Table(
     Column("tokens_per_minute", BigInteger),
     Column("parallel", Integer),
     Column("budget_nanousd", BigInteger),
-    Column("allowed_models", Text, nullable=False, server_default="[]"),
+    Column("allowed_models", Text),  # JSON list; NULL: all
     Unique("digest"),
 )
 

@@ -60,7 +60,7 @@ def upgrade() -> None:
         sa.Column("tokens_per_minute", sa.BigInteger),
         sa.Column("parallel", sa.Integer),
         sa.Column("budget_nanousd", sa.BigInteger),
-        sa.Column("allowed_models", sa.Text, nullable=False, server_default="[]"),
+        sa.Column("allowed_models", sa.Text),
         sa.PrimaryKeyConstraint("id", name="pk_keys"),
         sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name="fk_keys_project_id"),
         sa.UniqueConstraint("digest", name="uq_keys_digest"),

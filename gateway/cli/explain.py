@@ -1,0 +1,101 @@
+"""`tierline explain REQUEST_ID`: the decision and the ledger rows of one request."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gateway.cli.common import ConfigOption, JsonOption, fail, print_json, settings_or_exit
+
+if TYPE_CHECKING:
+    from gateway.ledger.reports import Explanation
+
+
+def explain(
+    request_id: Annotated[str, typer.Argument(help="From the response header x-request-id, or a log line.")],
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Why a request went where it went, every attempt it made, and what each cost.
+
+    Exit code 1: no such request is on record. Prompts and answers are never on record.
+    """
+    from sqlalchemy.exc import DBAPIError
+
+    from gateway.ledger import reports
+    from gateway.ledger.database import Database, DatabaseError
+
+    settings = settings_or_exit(config)
+
+    async def run() -> Explanation | None:
+        database = await Database.open(settings.database_url())
+        try:
+            return await reports.explain(database, request_id)
+        finally:
+            await database.close()
+
+    try:
+        found = asyncio.run(run())
+    except DatabaseError as error:
+        fail(str(error))
+    except DBAPIError as error:
+        fail(f"the database failed: {error.orig}")
+    if found is None:
+        fail(f"nothing is on record about request {request_id}")
+    if as_json:
+        print_json({"request_id": found.request_id, "decision": found.decision, "attempts": found.rows})
+    else:
+        _print(found)
+
+
+def _print(found: Explanation) -> None:
+    from gateway.ledger.money import format_usd
+
+    print(f"request {found.request_id}")
+    if found.decision is None:
+        print("  no routing decision: it was refused, or answered before one was needed")
+    else:
+        _print_decision(found.decision)
+    for row in found.rows:
+        moment = datetime.fromtimestamp(row["ts_ms"] / 1000, UTC).isoformat(timespec="milliseconds")
+        where = " on ".join(part for part in (row["model"], row["backend"]) if part) or "nowhere"
+        status = f" ({row['status_code']})" if row["status_code"] else ""
+        ttft = "" if row["ttft_ms"] is None else f", first token after {row['ttft_ms']:.0f} ms"
+        print(f"\nattempt {row['attempt']}  {moment}  {where}: {row['outcome']}{status}")
+        _line("tier", _was(row["tier"], row["requested_tier"]))
+        _line("cache", row["cache"])
+        _line("replica", row["replica"])
+        _line("time", f"{row['duration_ms']:.0f} ms{ttft}")
+        cached = f" ({row['cached_input_tokens']} cached)" if row["cached_input_tokens"] else ""
+        tokens = f"{row['input_tokens']} in{cached}, {row['output_tokens']} out, {row['usage_source']}"
+        _line("tokens", tokens)
+        _line("cost", f"${format_usd(row['cost_nanousd'])} at {row['price_version'] or 'no price'}")
+        _line("saved", f"${format_usd(row['saved_nanousd'])}" if row["saved_nanousd"] else "")
+        _line("tags", ", ".join(f"{name}={value}" for name, value in row["tags"].items()))
+        _line("finished", row["finish_reason"])
+        _line("error", row["error"])
+
+
+def _print_decision(decision: dict[str, Any]) -> None:
+    version = decision.get("policy_version", "")
+    policy = decision.get("policy", "")
+    _line("policy", f"{policy}@{version}" if version else policy)
+    _line("rule", decision.get("rule", ""))
+    _line("why", decision.get("why", ""))
+    _line("tier", decision.get("tier", ""))
+    _line("model", decision.get("model", ""))
+    _line("features", ", ".join(f"{name}={value}" for name, value in decision.get("features", {}).items()))
+    for candidate in decision.get("candidates", []):
+        _line("candidate", ", ".join(f"{name}={value}" for name, value in candidate.items()))
+
+
+def _was(tier: str, requested: str) -> str:
+    return f"{tier} (asked for {requested})" if requested and requested != tier else tier
+
+
+def _line(name: str, value: str) -> None:
+    if value:
+        print(f"  {name:<10} {value}")
