@@ -1,0 +1,126 @@
+"""Micro-batching: many look-ups at once become few calls of the model, on one worker thread.
+
+A lone text is embedded at once. While the model is busy texts gather; after a busy spell the batcher also waits up to
+`max_wait_ms` for company. What was embedded lately is remembered, so that storing after a miss costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict, deque
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cache.embed import Embedder, Refused
+
+_REMEMBERED_TEXTS = 2048
+_MAX_QUEUED_TEXTS = 4096
+
+Vector = NDArray[np.float32]
+
+
+class Overloaded(Exception):
+    """More texts wait for the model than it can embed in useful time."""
+
+
+class Batcher:
+    """Embeds texts for coroutines; `start` before use, `close` after. Batches never exceed `max_batch_size`."""
+
+    def __init__(self, embedder: Embedder, *, max_batch_size: int, max_wait_ms: float) -> None:
+        self._embedder = embedder
+        self._max_batch_size = max_batch_size
+        self._max_wait_s = max_wait_ms / 1000
+        self._waiting: dict[str, asyncio.Future[Vector]] = {}
+        self._recent: OrderedDict[str, Vector] = OrderedDict()
+        self._arrived = asyncio.Event()
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="embedder")
+        self._task: asyncio.Task[None] | None = None
+        self.texts = 0
+        self.batches = 0
+        self.embedding_ms: deque[float] = deque(maxlen=2048)
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="batcher")
+
+    async def close(self) -> None:
+        """Stop; whoever still waits gets a CancelledError."""
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for future in self._waiting.values():
+            future.cancel()
+        self._worker.shutdown(wait=False, cancel_futures=True)
+
+    async def embed(self, text: str) -> Vector:
+        """The unit vector of a text, [dimension] float32.
+
+        Raises:
+            Refused: the model cannot embed this text faithfully.
+            Overloaded: too many texts wait.
+        """
+        known = self._recent.get(text)
+        if known is not None:
+            self._recent.move_to_end(text)
+            return known
+        future = self._waiting.get(text)
+        if future is None:
+            self._embedder.check(text)
+            if len(self._waiting) >= _MAX_QUEUED_TEXTS:
+                raise Overloaded
+            future = self._waiting[text] = asyncio.get_running_loop().create_future()
+            self._arrived.set()
+        return await asyncio.shield(future)
+
+    async def _run(self) -> None:
+        company = False
+        while True:
+            self._arrived.clear()
+            if not self._waiting:
+                await self._arrived.wait()
+                self._arrived.clear()
+            if company:
+                await self._gather_company()
+            batch = list(self._waiting)[: self._max_batch_size]
+            company = len(batch) > 1
+            await self._embed_batch(batch)
+
+    async def _gather_company(self) -> None:
+        """Wait until a batch is full or `max_wait_ms` have passed."""
+        deadline = time.monotonic() + self._max_wait_s
+        while len(self._waiting) < self._max_batch_size and (left := deadline - time.monotonic()) > 0:
+            self._arrived.clear()
+            try:
+                await asyncio.wait_for(self._arrived.wait(), left)
+            except TimeoutError:
+                return
+
+    async def _embed_batch(self, batch: list[str]) -> None:
+        started = time.perf_counter()
+        try:
+            vectors = await asyncio.get_running_loop().run_in_executor(self._worker, self._embedder.embed, batch)
+        except Exception as error:  # whatever the model raises goes to those who asked, and the batcher lives on
+            for text in batch:
+                self._settle(text).set_exception(error)
+            return
+        self.embedding_ms.append((time.perf_counter() - started) * 1000)
+        self.texts += len(batch)
+        self.batches += 1
+        for text, vector in zip(batch, vectors, strict=True):
+            self._remember(text, vector)
+            future = self._settle(text)
+            if not future.done():
+                future.set_result(vector)
+
+    def _settle(self, text: str) -> asyncio.Future[Vector]:
+        return self._waiting.pop(text)
+
+    def _remember(self, text: str, vector: Vector) -> None:
+        self._recent[text] = vector
+        if len(self._recent) > _REMEMBERED_TEXTS:
+            self._recent.popitem(last=False)
+
+
+__all__ = ["Batcher", "Overloaded", "Refused", "Vector"]

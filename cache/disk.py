@@ -1,0 +1,129 @@
+"""Entries on disk, so that a restarted cache process is warm: one SQLite file, readable by its owner only.
+
+Losing it loses only speed: writes are not synced to the platter (a killed process loses nothing, a power cut may), and
+a damaged file is moved aside. Entries of another embedder and expired ones are dropped when it is opened.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from cache.entry import Entry
+
+_log = logging.getLogger(__name__)
+_SCHEMA_VERSION = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS entries (
+    exact TEXT PRIMARY KEY,
+    scope TEXT NOT NULL,
+    partition TEXT NOT NULL,
+    context TEXT NOT NULL,
+    fingerprint TEXT NOT NULL,
+    expires_at REAL NOT NULL,
+    entry BLOB NOT NULL,
+    vector BLOB
+) WITHOUT ROWID
+"""
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Entry)
+
+
+class Row(msgspec.Struct, frozen=True):
+    """An entry with where it belongs; `vector` is None for entries of the exact cache only."""
+
+    exact: str
+    scope: str
+    partition: str
+    context: str
+    entry: Entry
+    vector: NDArray[np.float32] | None
+
+
+class Disk:
+    """The file. Opened and read by one thread, then written by one; every write is its own transaction."""
+
+    def __init__(self, folder: Path, fingerprint: str) -> None:
+        """Open or create `folder/answers.db`.
+
+        Raises:
+            OSError: the folder cannot be made or written.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / "answers.db"
+        self._fingerprint = fingerprint
+        try:
+            self._database = self._open()
+        except sqlite3.DatabaseError as error:
+            aside = self._path.with_name(f"answers.damaged-{time.time_ns()}.db")
+            _log.warning("the cache file %s is damaged (%s): moved to %s, starting empty", self._path, error, aside)
+            self._path.rename(aside)
+            self._database = self._open()
+
+    def _open(self) -> sqlite3.Connection:
+        descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600)
+        os.close(descriptor)
+        database = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("PRAGMA synchronous = OFF")
+            found = database.execute("PRAGMA user_version").fetchone()[0]
+            if found not in (0, _SCHEMA_VERSION):
+                database.execute("DROP TABLE IF EXISTS entries")
+            database.execute(_SCHEMA)
+            database.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+            database.execute(
+                "DELETE FROM entries WHERE fingerprint <> ? OR expires_at <= ?", (self._fingerprint, time.time())
+            )
+        except sqlite3.DatabaseError:
+            database.close()
+            raise
+        return database
+
+    def rows(self) -> Iterator[Row]:
+        """Every entry kept; one that cannot be read is skipped with a warning."""
+        query = "SELECT exact, scope, partition, context, entry, vector FROM entries ORDER BY expires_at"
+        for exact, scope, partition, context, entry, vector in self._database.execute(query):
+            try:
+                decoded = _decoder.decode(entry)
+            except msgspec.DecodeError as error:
+                _log.warning("a cache entry on disk cannot be read and is skipped: %s", error)
+                continue
+            yield Row(exact, scope, partition, context, decoded, _vector(vector))
+
+    def put(self, row: Row) -> None:
+        """Write an entry over any earlier one of the same exact key."""
+        self._database.execute(
+            "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                row.exact,
+                row.scope,
+                row.partition,
+                row.context,
+                self._fingerprint,
+                row.entry.expires_at,
+                _encoder.encode(row.entry),
+                None if row.vector is None else row.vector.astype(np.float32).tobytes(),
+            ),
+        )
+
+    def delete(self, exact_keys: Iterable[str]) -> None:
+        """Forget entries by exact key, in one transaction."""
+        self._database.execute("BEGIN")
+        self._database.executemany("DELETE FROM entries WHERE exact = ?", ((key,) for key in exact_keys))
+        self._database.execute("COMMIT")
+
+    def close(self) -> None:
+        self._database.close()
+
+
+def _vector(data: bytes | None) -> NDArray[np.float32] | None:
+    return None if data is None else np.frombuffer(data, dtype=np.float32)

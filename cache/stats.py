@@ -1,0 +1,80 @@
+"""What the cache process counts: hits, misses and why, evictions, entries, bytes, latencies."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+import msgspec
+
+_WINDOW = 2048
+
+
+class Latency(msgspec.Struct, frozen=True):
+    """Of the last 2,048 observations, in milliseconds; zeros when there is none."""
+
+    count: int = 0
+    p50_ms: float = 0.0
+    p99_ms: float = 0.0
+    max_ms: float = 0.0
+
+
+class CacheStats(msgspec.Struct, frozen=True):
+    """Totals since the process started, and what it holds now.
+
+    `misses` counts reasons: no_entry, below_threshold, a guard's name, warming, too_long ... `refused_stores` likewise.
+    `saved_nanousd` adds up what the answers given again had cost.
+    """
+
+    state: str
+    embedder: str
+    fingerprint: str
+    uptime_s: float
+    entries: int
+    bytes: int
+    max_entries: int
+    max_bytes: int
+    indexes: int
+    vectors: int
+    lookups: int
+    exact_hits: int
+    semantic_hits: int
+    misses: dict[str, int]
+    stores: int
+    refused_stores: dict[str, int]
+    evictions: int
+    expirations: int
+    purged: int
+    embedded_texts: int
+    embedded_batches: int
+    saved_nanousd: int
+    lookup: Latency
+    embedding: Latency
+
+    @property
+    def hit_rate(self) -> float:
+        """Hits per look-up, 0 when there was none."""
+        return (self.exact_hits + self.semantic_hits) / self.lookups if self.lookups else 0.0
+
+
+@dataclass
+class Recorder:
+    """The running counts of one process; not thread-safe."""
+
+    lookups: int = 0
+    exact_hits: int = 0
+    semantic_hits: int = 0
+    misses: Counter[str] = field(default_factory=Counter)
+    stores: int = 0
+    refused_stores: Counter[str] = field(default_factory=Counter)
+    saved_nanousd: int = 0
+    lookup_ms: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+
+
+def latency(observations_ms: deque[float]) -> Latency:
+    """Nearest-rank quantiles of the observations."""
+    if not observations_ms:
+        return Latency()
+    ordered = sorted(observations_ms)
+    last = len(ordered) - 1
+    return Latency(len(ordered), ordered[round(0.50 * last)], ordered[round(0.99 * last)], ordered[last])

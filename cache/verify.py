@@ -1,0 +1,216 @@
+"""Guards: reasons why two texts that lie close together must still not share an answer.
+
+An embedding puts "turn it on" beside "turn it off" and 2016 beside 2017. Each guard looks for one class of such
+difference in the words themselves and names it; a pair that no guard objects to is accepted when its cosine
+similarity reaches the threshold. Texts that use the same content words in all may lie twice as far apart: what
+differs between them is wording ("Could you tell me ...", "What's ..."). Figures: docs/reference/cache.md.
+
+The word lists are English. Texts of other languages never come here: see `embed.Embedder.covers`.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from itertools import combinations
+from typing import Literal
+
+import msgspec
+
+from cache import lexicon
+from cache.text import words
+
+# How far apart two texts may lie, as a multiple of the distance 1 - threshold, by what their content words do.
+DISTANCE_FACTORS = {"same": 2.0, "added": 1.0, "replaced": 0.5}
+# Cosines of single-precision vectors are exact to about this much.
+_ROUNDING = 1e-6
+_HAS_DIGIT = re.compile(r"\d")
+_CAPITALISED = re.compile(r"[^\W\d_][\w'’]*")
+_CLASHING_TENSES = ({"past", "now"}, {"past", "future"}, {"did", "future"})
+_SENTENCE_END = re.compile(r"[.!?:;\n]\s*[\"'“‘(]?\s*$")
+
+
+class Features(msgspec.Struct, frozen=True):
+    """What the guards compare, read off one text."""
+
+    words: frozenset[str]
+    content: tuple[str, ...]
+    numbers: tuple[str, ...]
+    units: frozenset[str]
+    asked_unit: str | None
+    negations: int
+    entities: tuple[str, ...]
+    question: str | None
+    persons: frozenset[str]
+    tense: str | None
+    modality: str | None
+    roles: dict[str, str]
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """`reason` is None when the pair may share an answer, else a stable word: a guard's name or `below_threshold`."""
+
+    accepted: bool
+    reason: str | None
+    content: Literal["same", "added", "replaced"]
+
+
+def verify(asked: str, cached: str, cosine: float, threshold: float) -> Verdict:
+    """Decide whether the answer to `cached` may be given to `asked`.
+
+    Args:
+        cosine: similarity of the two embeddings, in [-1, 1].
+        threshold: cosine that a pair of different content words must reach, in (0, 1].
+    """
+    content = compare_content(asked, cached)
+    if 1.0 - cosine > (1.0 - threshold) * DISTANCE_FACTORS[content] + _ROUNDING:
+        return Verdict(False, "below_threshold", content)
+    reason = objection(asked, cached)
+    return Verdict(reason is None, reason, content)
+
+
+def lowest_cosine(threshold: float) -> float:
+    """Similarity under which no pair is accepted, whatever its words."""
+    return 1.0 - (1.0 - threshold) * max(DISTANCE_FACTORS.values()) - _ROUNDING
+
+
+def compare_content(a: str, b: str) -> Literal["same", "added", "replaced"]:
+    """What happened to the content words from one text to the other, words of category ("city", "name") aside.
+
+    `same`: none differs; `added`: one text has more; `replaced`: each has some that the other lacks.
+    """
+    first, second = set(features(a).content), set(features(b).content)
+    if first == second:
+        return "same"
+    first, second = first - lexicon.LIGHT, second - lexicon.LIGHT
+    if first == second and first:
+        return "same"
+    return "replaced" if first - second and second - first else "added"
+
+
+def objection(a: str, b: str) -> str | None:
+    """The first guard that objects to the pair, or None. Symmetric in its arguments."""
+    first, second = features(a), features(b)
+    if first.numbers != second.numbers:
+        return "numbers"
+    if first.units != second.units or (
+        first.asked_unit and second.asked_unit and first.asked_unit != second.asked_unit
+    ):
+        return "units"
+    if first.negations != second.negations:
+        return "negation"
+    if _opposites(first.words - second.words, second.words - first.words):
+        return "antonym"
+    if not (_mentions(first.entities, second) and _mentions(second.entities, first)):
+        return "entity"
+    if first.question and second.question and first.question != second.question:
+        return "question"
+    if first.persons - second.persons and second.persons - first.persons:
+        return "person"
+    if {first.tense, second.tense} in _CLASHING_TENSES:
+        return "tense"
+    if first.modality and second.modality and first.modality != second.modality:
+        return "modality"
+    if _roles_swapped(first, second) or _reordered(first.entities, second.entities) or _sides_swapped(first, second):
+        return "order"
+    return None
+
+
+@lru_cache(maxsize=16_384)
+def features(text: str) -> Features:
+    """Read the features of a text. Pure; remembered, because a cached question is compared many times."""
+    text = lexicon.without_tag(text)
+    spoken = lexicon.without_courtesy(words(text))
+    tokens = frozenset(spoken)
+    asked = lexicon.asked_unit(spoken)
+    numbers = sorted(_number(word) for word in spoken if _HAS_DIGIT.search(word) or word in lexicon.NUMBER_WORDS)
+    return Features(
+        words=tokens,
+        content=_content(spoken),
+        numbers=tuple(numbers),
+        units=frozenset(lexicon.UNITS[word] for word in tokens if word in lexicon.UNITS) - {asked},
+        asked_unit=asked,
+        negations=sum(word in lexicon.NEGATIONS for word in spoken),
+        entities=tuple(sorted(_entities(text), key=lambda name: spoken.index(name) if name in tokens else 0)),
+        question=lexicon.question_of(spoken),
+        persons=frozenset(lexicon.PERSONS[word] for word in tokens if word in lexicon.PERSONS),
+        tense=lexicon.tense_of(tokens),
+        modality=lexicon.modality_of(spoken),
+        roles=lexicon.roles_of(spoken),
+    )
+
+
+def _number(word: str) -> str:
+    """One spelling per number: digits without thousands separators; codes as they are."""
+    plain = lexicon.NUMBER_WORDS.get(word, word)
+    return re.sub(r"(?<=\d),(?=\d{3}\b)", "", plain)
+
+
+def _content(spoken: tuple[str, ...]) -> tuple[str, ...]:
+    """Stems of the content words in order, with "France's capital" read as "capital of France"."""
+    ordered: list[str] = []
+    for i, word in enumerate(spoken):
+        if word == "'s" and ordered and i + 1 < len(spoken):
+            continue
+        if word not in lexicon.FUNCTION_WORDS:
+            stem = lexicon.stem(word)
+            if i >= 2 and spoken[i - 1] == "'s" and ordered:
+                ordered.insert(len(ordered) - 1, stem)
+            else:
+                ordered.append(stem)
+    return tuple(ordered)
+
+
+def _entities(text: str) -> tuple[str, ...]:
+    """Lower-cased names: words with a capital that no sentence start explains. None in a text of capitals."""
+    found = list(_CAPITALISED.finditer(text))
+    capitalised = [match for match in found if match.group()[0].isupper()]
+    if len(found) > 2 and 2 * len(capitalised) > len(found) + 2:
+        return ()
+    names: dict[str, None] = {}
+    for match in capitalised:
+        word = match.group()
+        starts = match.start() == 0 or _SENTENCE_END.search(text[: match.start()])
+        inner = any(letter.isupper() for letter in word[1:])
+        lowered = words(word)
+        if lowered and (inner or not starts) and lowered[0] not in lexicon.FUNCTION_WORDS:
+            names[lowered[0]] = None
+    return tuple(names)
+
+
+def _mentions(names: tuple[str, ...], other: Features) -> bool:
+    return all(name in other.words or lexicon.stem(name) in other.content for name in names)
+
+
+def _opposites(only_first: frozenset[str], only_second: frozenset[str]) -> bool:
+    """Whether a word on one side only is the opposite of a word on the other side only."""
+    for word in only_first:
+        for other in only_second:
+            if lexicon.opposite(word, other):
+                return True
+    return False
+
+
+def _roles_swapped(first: Features, second: Features) -> bool:
+    """Whether the same role ("to ...", "than ...") is played by different words which both texts hold."""
+    for role, word in first.roles.items():
+        other = second.roles.get(role, word)
+        if other != word and word in second.content and other in first.content:
+            return True
+    return False
+
+
+def _reordered(first: tuple[str, ...], second: tuple[str, ...]) -> bool:
+    """Whether the names that both texts hold stand in another order."""
+    return [name for name in first if name in second] != [name for name in second if name in first]
+
+
+def _sides_swapped(first: Features, second: Features) -> bool:
+    """Whether two content words changed sides of a third ("the cat chases the dog"), a change of voice aside."""
+    shared = set(first.content) & set(second.content)
+    one = [word for word in dict.fromkeys(first.content) if word in shared]
+    other = {word: i for i, word in enumerate(w for w in dict.fromkeys(second.content) if w in shared)}
+    places = [other[word] for word in one]
+    swapped = any(a > b > c for a, b, c in combinations(places, 3)) if len(places) <= 32 else places != sorted(places)
+    passive = ("by" in first.roles) != ("by" in second.roles)
+    return swapped != passive if passive and len(places) >= 3 else swapped
