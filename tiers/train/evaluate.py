@@ -1,0 +1,155 @@
+"""How good the routing is, on data that the evaluated model has not seen: held-out folds, sources and benchmarks.
+
+APGR follows RouteLLM (arXiv 2406.18665): route a growing share of the queries to the strong model, those with the
+largest predicted gain first; PGR is the part of the gap between weak and strong that is recovered at a share, APGR
+its mean over all shares (about 0.5 for a random order), CPT(x) the least share whose PGR reaches x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiers.success import SuccessTable
+from tiers.task import KINDS, TaskClassifier, TaskProfile
+from tiers.train import outcomes
+from tiers.train.corpus import Example
+from tiers.train.fit import difficulty, fit
+
+WEAK, STRONG = outcomes.REFERENCE["llmrouter"]["medium"], outcomes.REFERENCE["llmrouter"]["xlarge"]
+
+
+@dataclass(frozen=True, slots=True)
+class Deferral:
+    """Quality of an order of queries: APGR and CPT at half, 80 % and 95 % of the gap (1.0 where never reached)."""
+
+    apgr: float
+    cpt50: float
+    cpt80: float
+    cpt95: float
+
+
+def deferral(gain: Sequence[float], weak: Sequence[float], strong: Sequence[float], seed: int = 0) -> Deferral:
+    """Evaluate predicted gains [n] against the scores of the weak and the strong model [n].
+
+    Ties are broken at random, by `seed`: the order of the file must not help.
+
+    Raises:
+        ValueError: the strong model is not better, so there is no gap to recover.
+    """
+    low, high = fmean(weak), fmean(strong)
+    if high <= low:
+        raise ValueError(f"the strong model ({high:.3f}) is not better than the weak one ({low:.3f})")
+    noise = np.random.default_rng(seed).random(len(gain))
+    order = np.lexsort((noise, -np.asarray(gain)))
+    added = np.cumsum((np.asarray(strong) - np.asarray(weak))[order])
+    pgr = np.concatenate([[0.0], added / len(gain) / (high - low)])  # [n + 1], at shares 0 .. 1
+
+    def cpt(part: float) -> float:
+        reached = np.flatnonzero(pgr >= part)
+        return float(reached[0]) / len(gain) if len(reached) else 1.0
+
+    return Deferral(float(np.trapezoid(pgr, dx=1 / len(gain))), cpt(0.5), cpt(0.8), cpt(0.95))
+
+
+def calibration_error(confidence: Sequence[float], right: Sequence[bool], bins: int = 10) -> float:
+    """Expected calibration error: mean gap between confidence and accuracy over equal-width bins, by their size."""
+    values, truth = np.asarray(confidence), np.asarray(right, float)
+    bin_of = np.minimum((values * bins).astype(int), bins - 1)
+    total = 0.0
+    for b in range(bins):
+        inside = bin_of == b
+        if inside.any():
+            total += inside.sum() * abs(values[inside].mean() - truth[inside].mean())
+    return float(total / len(values))
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A classifier and its table, trained on some of the examples."""
+
+    classifier: TaskClassifier
+    table: SuccessTable
+
+    def profiles(self, examples: Iterable[Example]) -> list[TaskProfile]:
+        return [self.classifier.classify(example.messages) for example in examples]
+
+    def gains(self, profiles: Iterable[TaskProfile]) -> list[float]:
+        """Predicted gain of the strong over the weak tier of the llmrouter set."""
+        return [self.table.p_success(p, "xlarge") - self.table.p_success(p, "medium") for p in profiles]
+
+
+def train(examples: Sequence[Example], slope: float) -> Trained:
+    """As `python -m tiers.train`, with a given slope (fitting it again in each fold would cost a second training)."""
+    plain = outcomes.build(examples)
+    complexity = {}
+    for kind in KINDS:
+        values = [difficulty(example, plain) for example in examples if example.kind == kind]
+        complexity[kind] = fmean(values) if values else 0.5
+    table = SuccessTable(outcomes.build(examples).cells, complexity, slope)
+    return Trained(TaskClassifier(fit(examples, plain)), table)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """One example and what a model that had not seen it said."""
+
+    example: Example
+    profile: TaskProfile
+    gain: float
+
+
+def cross_validate(examples: Sequence[Example], folds: int, slope: float) -> list[HeldOut]:
+    """Every example judged by a model trained without its fold; folds are by random permutation, fixed seed."""
+    fold = np.random.default_rng(7).permutation(len(examples)) % folds
+    return _by_group(examples, [str(f) for f in fold], lambda group: True, slope)
+
+
+def leave_out(examples: Sequence[Example], groups: Iterable[str], slope: float) -> list[HeldOut]:
+    """Every example of the named sources judged by a model that never saw that source."""
+    wanted = set(groups)
+    return _by_group(examples, [e.source for e in examples], wanted.__contains__, slope)
+
+
+def _by_group(
+    examples: Sequence[Example], group_of: Sequence[str], wanted: Callable[[str], bool], slope: float
+) -> list[HeldOut]:
+    found: list[HeldOut] = []
+    for group in sorted({g for g in group_of if wanted(g)}):
+        inside = [e for e, g in zip(examples, group_of, strict=True) if g == group]
+        model = train([e for e, g in zip(examples, group_of, strict=True) if g != group], slope)
+        profiles = model.profiles(inside)
+        found += [HeldOut(e, p, g) for e, p, g in zip(inside, profiles, model.gains(profiles), strict=True)]
+    return found
+
+
+def task_accuracy(results: Iterable[HeldOut]) -> float:
+    """Share of the examples whose task was named right."""
+    return fmean(item.profile.task == KINDS[item.example.kind] for item in results)
+
+
+def mix_deferral(results: Iterable[HeldOut]) -> Deferral:
+    """`deferral` over the examples of the llmrouter mix among `results`."""
+    mix = [item for item in results if item.example.source.startswith("llmrouter/")]
+    return deferral(
+        [item.gain for item in mix],
+        [item.example.scores[WEAK] for item in mix],
+        [item.example.scores[STRONG] for item in mix],
+    )
+
+
+def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
+    """Spearman's rank correlation, ties at their mean rank."""
+
+    def ranks(values: Sequence[float]) -> NDArray[np.float64]:
+        array = np.asarray(values)
+        _, inverse, counts = np.unique(array, return_inverse=True, return_counts=True)
+        ends = np.cumsum(counts)
+        result: NDArray[np.float64] = (ends - (counts - 1) / 2)[inverse]
+        return result
+
+    return float(np.corrcoef(ranks(a), ranks(b))[0, 1])

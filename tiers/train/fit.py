@@ -1,0 +1,115 @@
+"""Fits the classifier's weights: a multinomial logistic regression, a ridge for complexity, a temperature, thresholds.
+
+Inputs are those of `tiers.features`; the parameters are rounded to int8 and stored by `Weights.save`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize_scalar
+from scipy.sparse import csr_matrix, hstack
+from sklearn.linear_model import LogisticRegression, Ridge
+
+from tiers.features import Features, extract
+from tiers.success import SuccessTable
+from tiers.task import KINDS, VOCABULARY_BITS, TaskClassifier, Weights, term_rows
+from tiers.train.corpus import Example
+
+TERM_ROWS = 1 << 13
+_KINDS = list(KINDS)
+
+
+def inputs(features: Sequence[Features]) -> csr_matrix:
+    """Inputs [n, TERM_ROWS + F]: 1/sqrt(n) per hashed term, then the numeric features."""
+    columns: list[int] = []
+    values: list[float] = []
+    starts = [0]
+    for item in features:
+        rows = term_rows(item.terms, TERM_ROWS)
+        columns += rows
+        values += [len(rows) ** -0.5] * len(rows)
+        starts.append(len(columns))
+    terms = csr_matrix((values, columns, starts), shape=(len(features), TERM_ROWS), dtype=np.float32)
+    terms.sum_duplicates()
+    numbers = csr_matrix(np.array([item.vector() for item in features], np.float32))
+    return hstack([terms, numbers], format="csr")
+
+
+def _weights_of(examples: Sequence[Example]) -> NDArray[np.float64]:
+    """Rare kinds count more (power 0.7); hand-labelled prompts count fourfold: they are the closest to real traffic."""
+    kinds = Counter(e.kind for e in examples)
+    real = {"seed_tasks", "user_oriented", "arena_hard", "vicuna"}
+    return np.array([kinds[e.kind] ** -0.7 * (4.0 if e.source in real else 1.0) for e in examples]) * 100
+
+
+def difficulty(example: Example, table: SuccessTable) -> float:
+    """Share of the models that failed on a prompt; where nobody measured, the kind's failure rate at tier medium."""
+    if example.scores:
+        return 1.0 - float(np.mean(list(example.scores.values())))
+    return 1.0 - table.kind(example.kind, "medium")
+
+
+def fit(examples: Sequence[Example], table: SuccessTable, regularisation: float = 20.0) -> Weights:
+    """Train on `examples`; a tenth of them, chosen by position, sets temperature and thresholds."""
+    features = [extract(e.messages) for e in examples]
+    held = np.arange(len(examples)) % 10 == 7
+    matrix = inputs(features)
+    target = np.array([_KINDS.index(e.kind) for e in examples])
+    importance = _weights_of(examples)
+    model = LogisticRegression(C=regularisation, max_iter=120, tol=1e-3)
+    model.fit(matrix[~held], target[~held], sample_weight=importance[~held])
+    hardness = Ridge(alpha=3.0)
+    hardness.fit(matrix[~held], [difficulty(e, table) for e, h in zip(examples, held, strict=True) if not h])
+
+    table_all = np.zeros((matrix.shape[1], len(_KINDS) + 1), np.float64)
+    bias = np.full(len(_KINDS) + 1, -20.0)  # a kind that this training set lacks is never chosen
+    table_all[:, model.classes_] = model.coef_.T
+    bias[model.classes_] = model.intercept_
+    table_all[:, -1], bias[-1] = hardness.coef_, hardness.intercept_
+    terms, numbers = table_all[:TERM_ROWS], table_all[TERM_ROWS:]
+    scale = np.maximum(np.abs(terms).max(axis=0), 1e-9) / 127
+    weights = Weights(
+        terms=np.round(terms / scale).astype(np.int8),
+        scale=scale.astype(np.float32),
+        numbers=numbers.astype(np.float32),
+        bias=bias.astype(np.float32),
+        temperature=1.0,
+        vocabulary=_vocabulary([f for f, h in zip(features, held, strict=True) if not h]),
+        min_confidence=0.0,
+        min_known_words=0.0,
+    )
+    return _calibrate(weights, [f for f, h in zip(features, held, strict=True) if h], target[held])
+
+
+def _vocabulary(features: Sequence[Features]) -> NDArray[np.uint8]:
+    """Bits of the words that occur in at least two prompts."""
+    counts = Counter(word for item in features for word in item.words)
+    bits = np.zeros(VOCABULARY_BITS, np.uint8)
+    bits[term_rows([word for word, count in counts.items() if count > 1], VOCABULARY_BITS)] = 1
+    return np.packbits(bits, bitorder="little")
+
+
+def _calibrate(weights: Weights, features: Sequence[Features], target: NDArray[np.int64]) -> Weights:
+    """Temperature by maximum likelihood; thresholds so that 3 % (confidence) and 1 % (words) of known data fall out."""
+    classifier = TaskClassifier(weights)
+    scores = np.array([classifier._scores(item)[0] for item in features])
+
+    def loss(log_temperature: float) -> float:
+        scaled = scores / np.exp(log_temperature)
+        scaled -= scaled.max(axis=1, keepdims=True)
+        return float(np.mean(np.log(np.exp(scaled).sum(axis=1)) - scaled[np.arange(len(target)), target]))
+
+    temperature = float(np.exp(minimize_scalar(loss, bounds=(-1.5, 1.5), method="bounded").x))
+    warm = TaskClassifier(replace(weights, temperature=temperature))
+    profiles = [warm.profile(item) for item in features]
+    return replace(
+        weights,
+        temperature=temperature,
+        min_confidence=round(float(np.quantile([p.confidence for p in profiles], 0.03)), 3),
+        min_known_words=round(float(np.quantile([p.features["known_words"] for p in profiles], 0.01)), 3),
+    )
