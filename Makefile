@@ -1,37 +1,84 @@
-# Tierline: `make run` and `make test` set up everything that they need.
-PYTHON ?= python3
+# Tierline: `make run` and `make test` set up everything that they need, and do nothing twice.
+#
+#   make run ARGS="--config my.yaml"      options of `tierline up`
+#   make test ARGS="-k supervisor"        options of pytest
+#   make install PYTHON=python3.12        another Python than the first fitting one
+
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+ARGS ?=
+# The first Python on the path that Tierline supports.
+PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
+	$$name -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo $$name && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all lint clean
+.PHONY: help install run doctor test test-all lint format bench-gateway bench-engine bench-cache bench-routing \
+	kernels-report gpu-check clean
 
 help: ## list the commands
 	@grep -hE '^[a-z][a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
-$(STAMP): pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --editable '.[dev]'
-	@touch $(STAMP)
+# An environment that lost its Python or its pip, for example by an interrupted set-up, is made again.
+define make_environment
+	@test -n "$(PYTHON)" || { echo "Tierline needs Python 3.11, 3.12 or 3.13: make $@ PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(BIN)/python -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV) || { \
+		echo "cannot create $(VENV): on Debian and Ubuntu, install python3-venv" >&2; exit 1; }
+endef
 
-install: $(STAMP) ## create .venv and install Tierline with everything
+# A stamp says that the installation came to its end, with this pyproject.toml.
+$(VENV)/.installed-run: pyproject.toml
+	$(make_environment)
+	@echo "installing Tierline into $(VENV)"
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[all]'
+	@touch $@
 
-run: install ## start the gateway, the cache and the engine; prints the address and the first key
-	@$(BIN)/tierline up
+$(VENV)/.installed-dev: pyproject.toml
+	$(make_environment)
+	@echo "installing Tierline and its development tools into $(VENV)"
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $(VENV)/.installed-run $@
 
-test: install ## the fast tests, on real parts
-	$(BIN)/python -m pytest -m 'not slow and not gpu'
+install: $(VENV)/.installed-dev ## create .venv and install Tierline with everything
+
+run: $(VENV)/.installed-run ## start the gateway, the cache and the engine; prints the address and the first key
+	@exec $(BIN)/tierline up $(ARGS)
+
+doctor: $(VENV)/.installed-run ## check this machine and the configuration
+	@$(BIN)/tierline doctor $(ARGS)
+
+test: install ## the fast tests, on real parts; needs nothing running
+	$(BIN)/python -m pytest -m 'not slow and not gpu' $(ARGS)
 
 test-all: install ## all tests, the slow ones too
-	$(BIN)/python -m pytest -m 'not gpu'
+	$(BIN)/python -m pytest -m 'not gpu' $(ARGS)
 
 lint: install ## style, types and import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+format: install ## put the code into the house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench-gateway: install ## what the gateway adds: requests/s, latency, CPU per event
+	$(BIN)/python -m bench.gateway $(ARGS)
+
+bench-engine: install ## tokens/s of the engine over HTTP, with transformers beside it
+	$(BIN)/python -m bench.engine $(ARGS)
+
+bench-cache: install ## hit rate and false-hit rate of the semantic cache, and its latency
+	$(BIN)/python -m bench.cache $(ARGS)
+
+bench-routing: install ## quality of task and tier decisions, with a keyword heuristic beside it
+	$(BIN)/python -m bench.routing $(ARGS)
+
+kernels-report: install ## compile every Triton kernel for sm_80 and sm_90 and print its resources
+	$(BIN)/python -m bench.kernels_report $(ARGS)
+
+gpu-check: install ## the tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu $(ARGS)
 
 clean: ## remove the environment and the caches, keep var/
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
