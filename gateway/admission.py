@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import math
 from typing import TYPE_CHECKING
 
 from backends.protocol import text_of
-from gateway.access.limits import Admission, BudgetExhausted, LimitExceeded, Scope
-from gateway.access.principal import AccessError, ExpiredKey, Principal, RevokedKey
+from gateway.access.limits import Admission, BudgetExhausted, Refused, Scope
+from gateway.access.principal import AuthenticationError, Principal
 from gateway.candidates import NoCandidate, select
 from gateway.dialects import openai_chat
 from gateway.dialects.errors import BadRequest, NotAllowed, NotFound, OutOfBudget, RateLimited, Unauthenticated
@@ -44,9 +43,8 @@ async def authenticate(services: Services, exchange: Exchange) -> Principal:
         raise Unauthenticated("The Authorization header must be 'Bearer YOUR_KEY'.", code="invalid_authorization")
     try:
         return await services.keys.authenticate_fresh(token.strip())
-    except AccessError as error:
-        code = {ExpiredKey: "expired_api_key", RevokedKey: "revoked_api_key"}.get(type(error), "invalid_api_key")
-        raise Unauthenticated(f"{str(error)[0].upper()}{str(error)[1:]}.", code=code) from None
+    except AuthenticationError as error:
+        raise Unauthenticated(f"{str(error)[0].upper()}{str(error)[1:]}.", code=error.code) from None
 
 
 def read_headers(life: Life) -> None:
@@ -104,7 +102,7 @@ async def route(services: Services, life: Life) -> None:
             f"The model '{name[:100]}' does not exist here. Models: {known}.", code="model_not_found", param="model"
         )
     if name != "auto" and not principal.may_use(name):
-        allowed = ", ".join(sorted(principal.allowed_models))
+        allowed = ", ".join(sorted(principal.allowed_models or ()))
         raise NotAllowed(f"This key may not use the model '{name}'. It may use: {allowed}.", code="model_not_allowed")
     pinned = life.exchange.header(b"x-tierline-tier")
     if pinned is not None and pinned not in TIERS:
@@ -128,6 +126,7 @@ async def route(services: Services, life: Life) -> None:
     life.input_estimate = sum(
         estimate_tokens(text_of(message.content)) + TOKENS_PER_MESSAGE for message in request.messages
     )
+    used = await services.limiter.budget_used((principal.scope(), policy.scope()))
     life.facts = Facts(
         profile=profile,
         prompt_tokens=life.input_estimate,
@@ -139,7 +138,7 @@ async def route(services: Services, life: Life) -> None:
         stream=life.stream,
         tags=life.tags,
         subject=subject,
-        budget_used=services.limiter.budget_used([scope.id for scope in scopes(principal, None)]),
+        budget_used=max(used.values(), default=0.0),
     )
     life.decision = decide(
         policy,
@@ -191,11 +190,10 @@ async def admit(services: Services, life: Life) -> None:
     )
     try:
         life.grant = await services.limiter.admit(admission)
-    except LimitExceeded as error:
-        services.metrics.limited.labels(error.kind).inc()
+    except Refused as error:
+        services.metrics.limited.labels(error.limit).inc()
         kind = OutOfBudget if isinstance(error, BudgetExhausted) else RateLimited
-        wait_s = max(1, math.ceil(error.retry_after_s))
-        raise kind(error.message, headers={"retry-after": str(wait_s)}) from None
+        raise kind(error.message, headers=error.headers()) from None
 
 
 def scopes(principal: Principal, life: Life | None) -> list[Scope]:

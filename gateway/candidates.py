@@ -43,10 +43,11 @@ def select(
         raise NoCandidate(
             f"No model is configured for the tier '{decision.requested_tier}' or its fallbacks.", "no_model"
         )
-    if "auto" not in principal.allowed_models:
-        names = [name for name in names if principal.may_use(name)]
+    allowed_models = principal.allowed_models
+    if allowed_models is not None and "auto" not in allowed_models:
+        names = [name for name in names if name in allowed_models]
         if not names:
-            allowed = ", ".join(sorted(principal.allowed_models))
+            allowed = ", ".join(sorted(allowed_models))
             raise NoCandidate(
                 f"This key may use {allowed} only, and none of these serves the tier '{decision.requested_tier}'.",
                 "model_not_allowed",

@@ -103,7 +103,7 @@ class Life:
                     pairs.append(("x-tierline-requested-tier", decision.requested_tier))
                     pairs.append(("x-tierline-fallback", self.fallback or "backend_failed"))
         if self.grant is not None:
-            pairs += _rate_limit_headers(self.grant)
+            pairs += self.grant.headers()
         return [(name.encode(), value.encode("latin-1", "replace")) for name, value in pairs]
 
     def _served_by(self) -> tuple[str, str, str] | None:
@@ -125,15 +125,3 @@ class Life:
             if self.served.saved_nanousd:
                 said["saved_usd"] = self.served.saved_nanousd / 1e9
         return said
-
-
-def _rate_limit_headers(grant: Grant) -> list[tuple[str, str]]:
-    pairs: list[tuple[str, str]] = []
-    requests = (grant.limit_requests, grant.remaining_requests, grant.reset_requests_s)
-    tokens = (grant.limit_tokens, grant.remaining_tokens, grant.reset_tokens_s)
-    for kind, (limit, remaining, reset_s) in (("requests", requests), ("tokens", tokens)):
-        if limit is not None:
-            pairs.append((f"x-ratelimit-limit-{kind}", str(limit)))
-            pairs.append((f"x-ratelimit-remaining-{kind}", str(remaining)))
-            pairs.append((f"x-ratelimit-reset-{kind}", f"{reset_s or 0:.3f}s"))
-    return pairs

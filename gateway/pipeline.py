@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from gateway.accounting import Accounting
 from gateway.admission import admit, authenticate, read_headers, route
-from gateway.caching import answer_from_cache, remember
+from gateway.caching import cache_turn, give
 from gateway.dialects import errors, openai_chat
 from gateway.dialects.errors import GatewayError, Unavailable
 from gateway.dispatching import dispatch
@@ -47,11 +47,15 @@ async def chat_completions(services: Services, exchange: Exchange) -> None:
         await route(services, life)
         accounting.decided()
         await admit(services, life)
-        async with answer_from_cache(services, life, accounting) as lookup:
-            if not lookup.answered:
+        async with cache_turn(services, life) as turn:
+            found = await turn.look_up()
+            if found is not None:
+                await give(life, accounting, found)
+            else:
                 answer = await dispatch(services, life, accounting)
-                lookup.collected = await relay(exchange, life, accounting, answer)
-        remember(services, life, lookup)
+                parts = await relay(exchange, life, accounting, answer, keep=turn.writes)
+                exchange.unwatch()  # the client has everything: its leaving ends nothing now
+                await turn.remember(parts)
     except ClientGone:
         pass
     except asyncio.CancelledError:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from backends.attempt import Event, StreamCut
 from backends.dispatch import Dispatched
-from backends.openai import decode_answer
-from cache.replay import Collector
 from gateway.accounting import Accounting
 from gateway.dialects import openai_chat
 from gateway.dialects.errors import Unavailable
@@ -17,37 +15,38 @@ from gateway.http import JSON_TYPE, SSE_HEADERS, Exchange
 from gateway.life import Life
 
 
-async def relay(exchange: Exchange, life: Life, accounting: Accounting, answer: Dispatched) -> Collector:
+async def relay(
+    exchange: Exchange, life: Life, accounting: Accounting, answer: Dispatched, *, keep: bool
+) -> list[bytes]:
     """Deliver the whole answer.
 
     Returns:
-        The answer as an object, for the cache.
+        With `keep`, the answer as it came, for the cache: the body, or the data of every event.
 
     Raises:
         GatewayError: the stream broke after content had been delivered.
     """
     try:
         if life.stream:
-            return await _relay_stream(exchange, life, accounting, answer)
-        return await _relay_whole(exchange, life, accounting, answer)
+            return await _relay_stream(exchange, life, accounting, answer, keep)
+        if answer.completion is not None:
+            life.meter.see_whole(answer.completion)
+        accounting.answered("success")
+        life.status = answer.status
+        await exchange.respond(answer.status, [JSON_TYPE, *life.headers(), life.cost_header()], answer.body)
+        return [answer.body]
     finally:
         await answer.aclose()
 
 
-async def _relay_whole(exchange: Exchange, life: Life, accounting: Accounting, answer: Dispatched) -> Collector:
-    life.meter.see_whole(decode_answer(answer.body))
-    accounting.answered("success")
-    life.status = answer.status
-    await exchange.respond(answer.status, [JSON_TYPE, *life.headers(), life.cost_header()], answer.body)
-    return Collector.of_answer(answer.body)
-
-
-async def _relay_stream(exchange: Exchange, life: Life, accounting: Accounting, answer: Dispatched) -> Collector:
+async def _relay_stream(
+    exchange: Exchange, life: Life, accounting: Accounting, answer: Dispatched, keep: bool
+) -> list[bytes]:
     assert life.request is not None
-    meter, collector = life.meter, Collector()
-    choices, wants_usage = life.choices, openai_chat.wants_usage(life.request)
-    usage: Event | None = None
+    meter, choices = life.meter, life.choices
+    kept: list[bytes] = []
     ending: list[bytes] = []
+    usage: Event | None = None
     life.status = 200
     await exchange.start(200, [*SSE_HEADERS, *life.headers()])
     try:
@@ -56,15 +55,15 @@ async def _relay_stream(exchange: Exchange, life: Life, accounting: Accounting, 
             if chunk is None:
                 continue  # [DONE]: our own is written below
             meter.see(chunk)
+            if keep:
+                kept.append(event.data)
             if chunk.usage is not None and not chunk.choices:
                 usage = event
-                continue
-            collector.add(event.data)
-            if meter.complete(choices):
+            elif meter.complete(choices):
                 ending.append(event.raw)
-                continue
-            await exchange.write(event.raw)
-            accounting.progress()
+            else:
+                await exchange.write(event.raw)
+                accounting.progress()
     except StreamCut as cut:
         accounting.answered("timeout" if "timeout" in cut.kind else "cut", f"{cut.kind}: {cut}")
         raise Unavailable(
@@ -75,7 +74,7 @@ async def _relay_stream(exchange: Exchange, life: Life, accounting: Accounting, 
     accounting.answered("success")
     for raw in ending:
         await exchange.write(raw)
-    if usage is not None and wants_usage:
+    if usage is not None and openai_chat.wants_usage(life.request):
         await exchange.write(openai_chat.with_tierline(usage.data, life.summary()))
     await exchange.end(openai_chat.DONE)
-    return collector
+    return kept

@@ -16,7 +16,7 @@ from typing import Any, Self
 from backends.dispatch import Dispatcher
 from backends.http import HttpClient
 from backends.pool import Pool, Timeouts
-from cache.client import CacheClient
+from cache.client import CacheClient, Lookup
 from cache.flight import SingleFlight
 from gateway.access.counters_memory import MemoryLimiter
 from gateway.access.holds import OutputEstimator
@@ -61,7 +61,7 @@ class Services:
     classifier: TaskClassifier
     prices: PriceBook
     cache: CacheClient | None
-    flight: SingleFlight
+    flight: SingleFlight[Lookup]
     pools: dict[str, Pool]
     dispatcher: Dispatcher
     http: HttpClient

@@ -1,0 +1,222 @@
+"""A request's turn at the cache: look up, or wait for the same question that is already on its way, or remember.
+
+    join the flight of the exact key
+      leader: look up ──hit──► give, land the flight
+              └─miss─► backend ─► remember ─► land the flight
+      waiter: gets what the leader landed, or goes on alone
+
+The answer is in the cache before the flight lands, so a burst of one question costs one call, whenever it arrives.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from cache import eligibility, replay
+from cache.client import Lookup
+from cache.entry import Entry
+from cache.flight import Ticket
+from cache.key import CacheKey, build_key
+from gateway.accounting import Accounting
+from gateway.dialects import openai_chat
+from gateway.dialects.errors import BadRequest, Unavailable
+from gateway.http import JSON_TYPE, SSE_HEADERS
+from gateway.ledger.usage import Usage
+from gateway.life import Life
+
+if TYPE_CHECKING:
+    from gateway.services import Services
+
+FLIGHT_TIMEOUT_S = 120.0
+DIRECTIVES = frozenset({"no-cache", "no-store", "only-if-cached"})
+
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class Turn:
+    """What the cache may do for one request. `writes`: whether its answer is worth keeping while it passes."""
+
+    def __init__(self, services: Services, life: Life) -> None:
+        self._services = services
+        self._life = life
+        self._ticket: Ticket[Lookup] | None = None
+        self.key: CacheKey | None = None
+        self.mode: eligibility.Mode = "off"
+        self.reads = False
+        self.writes = False
+        self.only_if_cached = False
+
+    def prepare(self) -> None:
+        """Decide what is allowed: by policy, by the request's nature, and by the client, who can only be stricter."""
+        services, life = self._services, self._life
+        assert life.decision is not None
+        assert life.principal is not None
+        directives = _directives(life)
+        self.only_if_cached = "only-if-cached" in directives
+        policy, cache = life.decision.cache, services.cache
+        allowed = eligibility.check(life.payload, mode=policy.mode, allow_temperature=policy.allow_temperature)
+        life.cache_reason = allowed.reason
+        if allowed.mode == "off" or cache is None or cache.fingerprint is None:
+            life.cache_reason = allowed.reason or ("disabled" if cache is None else "unavailable")
+            return
+        self.mode = allowed.mode
+        self.reads = "no-cache" not in directives
+        self.writes = "no-store" not in directives
+        if not self.reads:
+            life.cache_reason = "no-cache"
+        else:
+            life.cache = "miss"
+        self.key = build_key(
+            life.payload,
+            scope=_scope(life, policy.share),
+            model_group=life.candidates[0].model,
+            embedder=cache.fingerprint,
+        )
+
+    async def look_up(self) -> Lookup | None:
+        """An answer to give, or None: go to a backend.
+
+        Raises:
+            Unavailable: the client wants a cached answer or none, and there is none.
+        """
+        found = await self._find() if self.reads else None
+        if found is None and self.only_if_cached:
+            raise Unavailable(
+                "The answer is not in the cache, and 'only-if-cached' forbids to ask a model.",
+                status=504,
+                code="not_in_cache",
+            )
+        return found
+
+    async def _find(self) -> Lookup | None:
+        services, life, key, ticket = self._services, self._life, self.key, self._ticket
+        assert key is not None
+        assert ticket is not None
+        assert services.cache is not None
+        assert life.decision is not None
+        found: Lookup | None = None
+        if not ticket.leader:
+            found = await ticket.result(FLIGHT_TIMEOUT_S)
+        if found is None and ticket.leader:
+            policy = life.decision.cache
+            assert self.mode != "off"
+            found = await services.cache.lookup(key, self.mode, policy.threshold, policy.ttl_s)
+            if found.entry is not None:
+                ticket.complete(found)
+        if found is None or found.outcome == "miss" or found.entry is None:
+            life.cache_reason = life.cache_reason or (found.reason if found else None)
+            life.cache_score = found.score if found else None
+            return None
+        life.cache = found.outcome
+        life.cache_score = found.score
+        return found
+
+    async def remember(self, parts: list[bytes]) -> None:
+        """Keep the answer that has just been delivered, if it is whole, and give it to whoever waits for it.
+
+        Args:
+            parts: the body of a plain answer, or the data of each event of a stream.
+        """
+        if not self.writes or self.key is None:
+            return
+        entry = self._entry(self.key, parts)
+        if entry is not None and self._services.cache is not None and self.mode != "off":
+            await self._services.cache.store(self.key, entry, self.mode)
+        if self._ticket is not None and self._ticket.leader:
+            self._ticket.complete(Lookup("exact", 1.0, entry) if entry is not None else None)
+
+    def _entry(self, key: CacheKey, parts: list[bytes]) -> Entry | None:
+        life = self._life
+        row = life.served
+        assert life.decision is not None
+        # What a fallback answered must not pass for the answer of the model that was meant.
+        if row is None or row.model != life.candidates[0].model:
+            return None
+        answer = _fold(parts) if life.stream else _decode(parts[0])
+        if answer is None or eligibility.storable(answer) is not None:
+            return None
+        now = time.time()
+        return Entry(
+            id=life.request_id,
+            answer=replay.canonical_answer(answer),
+            model=row.model,
+            tier=row.tier,
+            prompt_tokens=row.input_tokens,
+            completion_tokens=row.output_tokens,
+            cost_nanousd=row.cost_nanousd,
+            created_at=now,
+            expires_at=now + life.decision.cache.ttl_s,
+            question=key.text,
+        )
+
+
+@asynccontextmanager
+async def cache_turn(services: Services, life: Life) -> AsyncIterator[Turn]:
+    """A request's turn. While it lasts, the same question asked by others waits for its answer."""
+    turn = Turn(services, life)
+    turn.prepare()
+    if turn.key is None or not turn.reads:
+        yield turn
+        return
+    async with services.flight.join(turn.key.exact) as ticket:
+        turn._ticket = ticket
+        yield turn
+
+
+async def give(life: Life, accounting: Accounting, found: Lookup) -> None:
+    """Answer from the cache, as a stream or whole, under this request's id. It costs nothing and says what it saved."""
+    entry = found.entry
+    assert entry is not None
+    assert life.request is not None
+    exchange = life.exchange
+    usage = Usage(input_tokens=entry.prompt_tokens, output_tokens=entry.completion_tokens, source="reported")
+    accounting.answered_from_cache(entry.model, entry.tier, usage, entry.cost_nanousd)
+    answer_id, created = f"chatcmpl-{life.request_id.removeprefix('req-')}", int(time.time())
+    life.status = 200
+    if not life.stream:
+        body = replay.replay_completion(entry.answer, id=answer_id, created=created)
+        await exchange.respond(200, [JSON_TYPE, *life.headers(), life.cost_header()], body)
+        return
+    await exchange.start(200, [*SSE_HEADERS, *life.headers()])
+    events = replay.replay_chunks(
+        entry.answer,
+        id=answer_id,
+        created=created,
+        include_usage=openai_chat.wants_usage(life.request),
+        usage_extra={"tierline": life.summary()},
+    )
+    for event in events:
+        await exchange.write(event)
+    await exchange.end()
+
+
+def _directives(life: Life) -> frozenset[str]:
+    header = life.exchange.header(b"x-tierline-cache")
+    if header is None:
+        return frozenset()
+    given = frozenset(part.strip().lower() for part in header.split(",") if part.strip())
+    if unknown := given - DIRECTIVES:
+        raise BadRequest(
+            f"'x-tierline-cache' does not know {', '.join(sorted(unknown))}; it takes {', '.join(sorted(DIRECTIVES))}.",
+            code="invalid_cache_directive",
+        )
+    return given
+
+
+def _scope(life: Life, share: str) -> str:
+    principal = life.principal
+    assert principal is not None
+    owner = {"key": principal.key_id, "team": principal.team_id, "organisation": principal.organisation_id}[share]
+    return f"{share}:{owner}"
+
+
+def _fold(parts: list[bytes]) -> dict[str, Any] | None:
+    collector = replay.Collector()
+    for part in parts:
+        collector.add(_decode(part))
+    return collector.answer()
