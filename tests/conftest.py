@@ -6,12 +6,17 @@ The weights come through the real puller into `var/models` of the checkout, once
 from __future__ import annotations
 
 import importlib.util
+import os
 import socket
 from pathlib import Path
 
 import pytest
 
 from gateway.models.store import ModelStore
+
+# Kernel tests interpret Triton on the CPU. It reads this once, when first imported, by whichever test comes first; on a
+# machine with a GPU set it to 0 to run the same tests on the device.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -1,0 +1,152 @@
+"""Compile kernels ahead of time, without a GPU, and count what they use.
+
+    python -m engine.kernels.compile [--arch 80 --arch 90] [--json]
+
+A kernel that spills registers, asks for more shared memory than the chip has, or misses the tensor cores is slow or
+does not launch at all; the compiled code shows all three. Registers, stack and local memory come from
+`cuobjdump -res-usage`, instruction counts from `cuobjdump -sass` (both ship with Triton), shared memory from Triton's
+own metadata. What gets compiled is what `specialisations.py` lists.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.kernels.launch import FP_FUSION, Launch
+
+# Shared memory that one thread block may use, bytes (CUDA C++ Programming Guide, table "Technical Specifications").
+SHARED_BYTES_LIMIT = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
+
+_DTYPE_NAMES = {
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.int32: "i32",
+    torch.int64: "i64",
+}
+
+
+class CompileError(Exception):
+    """A kernel that cannot be compiled here, with what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelResources:
+    """What one compiled kernel uses. Spills: stack and local memory per thread that the compiler had to add."""
+
+    kernel: str
+    variant: str  # what was specialised: "head_dim=128 group=4 bfloat16"
+    arch: int  # 90: sm_90
+    num_warps: int
+    num_stages: int
+    shared_bytes: int  # per thread block
+    registers: int  # per thread, 255 at most
+    spill_bytes: int  # per thread
+    mma: int  # tensor-core instructions of a warp (HMMA)
+    wgmma: int  # of a warp group (HGMMA on sm_90, UTCHMMA on sm_100)
+    async_copies: int  # global to shared memory past the registers (LDGSTS): loads that overlap arithmetic
+
+    @property
+    def shared_limit_bytes(self) -> int:
+        return SHARED_BYTES_LIMIT[self.arch]
+
+
+def compile_launch(launch: Launch, arch: int, variant: str = "") -> KernelResources:
+    """Compile the kernel as `launch` would on an NVIDIA GPU of compute capability `arch` (80: 8.0) and count.
+
+    Tensors may be on the "meta" device; their pointers count as 16-byte aligned. Raises CompileError.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    if not hasattr(launch.kernel, "params"):
+        raise CompileError("kernels are interpreted in this process: unset TRITON_INTERPRET to compile them")
+    if arch not in SHARED_BYTES_LIMIT:
+        raise CompileError(f"unknown architecture {arch}: choose from {sorted(SHARED_BYTES_LIMIT)}")
+    signature, constants, attributes = _specialise(launch)
+    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages, "enable_fp_fusion": FP_FUSION}
+    compiled = triton.compile(
+        ASTSource(launch.kernel, signature, constants, attributes),
+        target=GPUTarget("cuda", arch, 32),
+        options=options,
+    )
+    registers, spill_bytes = _resource_usage(compiled.asm["cubin"])
+    sass = _cuobjdump(compiled.asm["cubin"], "-sass")
+    return KernelResources(
+        kernel=compiled.metadata.name,
+        variant=variant,
+        arch=arch,
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+        shared_bytes=compiled.metadata.shared,
+        registers=registers,
+        spill_bytes=spill_bytes,
+        mma=len(re.findall(r"\bHMMA\b", sass)),
+        wgmma=len(re.findall(r"\b(?:HGMMA|UTCHMMA)\b", sass)),
+        async_copies=len(re.findall(r"\bLDGSTS\b", sass)),
+    )
+
+
+def _specialise(launch: Launch) -> tuple[dict[str, str], dict[tuple[int, ...], Any], dict[tuple[int, ...], Any]]:
+    """The launch's signature, constants and attributes by Triton's rules for a call from Python.
+
+    An integer becomes a constant if it is 1 and carries "divisible by 16" if it is, pointers likewise by alignment,
+    unless the kernel declares the parameter `do_not_specialize`.
+    """
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int, ...], Any] = {}
+    attributes: dict[tuple[int, ...], Any] = {}
+    divisible = [["tt.divisibility", 16]]
+    for param in launch.kernel.params:
+        name, path = param.name, (param.num,)
+        if param.is_constexpr:
+            signature[name] = "constexpr"
+            constants[path] = launch.constants[name]
+            continue
+        value = launch.args[name]
+        if isinstance(value, torch.Tensor):
+            signature[name] = "*" + _DTYPE_NAMES[value.dtype]
+            aligned = not param.do_not_specialize
+        elif isinstance(value, float):
+            signature[name] = "fp32"
+            continue
+        elif value == 1 and not param.do_not_specialize:
+            signature[name] = "constexpr"
+            constants[path] = 1
+            continue
+        else:
+            signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+            aligned = value % 16 == 0 and not param.do_not_specialize
+        attributes[path] = divisible if aligned else []
+    return signature, constants, attributes
+
+
+def _resource_usage(cubin: bytes) -> tuple[int, int]:
+    """(registers, stack and local bytes) per thread."""
+    text = _cuobjdump(cubin, "-res-usage")
+    match = re.search(r"REG:(\d+) STACK:(\d+).*?LOCAL:(\d+)", text)
+    if match is None:
+        raise CompileError(f"cuobjdump -res-usage printed nothing to read: {text[:200]!r}")
+    registers, stack, local = (int(group) for group in match.groups())
+    return registers, stack + local
+
+
+def _cuobjdump(cubin: bytes, option: str) -> str:
+    import triton.backends.nvidia
+
+    tool = Path(triton.backends.nvidia.__path__[0]) / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        run = subprocess.run([tool, option, file.name], capture_output=True, text=True, check=False)
+    if run.returncode != 0:
+        raise CompileError(f"{tool} {option} failed: {run.stderr.strip()}")
+    return run.stdout

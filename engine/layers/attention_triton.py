@@ -1,0 +1,159 @@
+"""Paged attention by Triton kernels: `AttentionBackend` on CUDA, and interpreted on a CPU in tests.
+
+A layer is three launches: write K and V to the pages, decode rows (split over the keys and combined), longer rows.
+A mixed step runs both attention kernels, since one kernel that branches between them is slower than either.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from engine.kernels import heuristics
+from engine.kernels.attn_decode import decode_launches
+from engine.kernels.attn_prefill import prefill_launch
+from engine.kernels.kv_write import kv_write_launch
+from engine.layers.attention import AttentionConfig, StepGeometry
+
+# The interpreter has no multiprocessors: as many as let small tests split their keys.
+_INTERPRETER_SMS = 4
+
+
+class TritonAttention:
+    """`AttentionBackend` on Triton. With `deterministic`, a row's result does not depend on the rows beside it.
+
+    On CUDA the constructor compiles every kernel that serving will launch (seconds, or a disk-cache hit), so that no
+    request waits for the compiler. On a CPU it needs TRITON_INTERPRET=1, set before Triton is first imported. Raises
+    ValueError for a GPU, a head size or a dtype that the kernels do not serve.
+    """
+
+    def __init__(self, config: AttentionConfig, *, deterministic: bool = False) -> None:
+        self.config = config
+        if config.device.type == "cuda":
+            major, minor = torch.cuda.get_device_capability(config.device)
+            self._arch = 10 * major + minor
+            self._num_sms: int = torch.cuda.get_device_properties(config.device).multi_processor_count
+        else:
+            from triton import knobs
+
+            if not knobs.runtime.interpret:
+                raise ValueError("Triton attention on a CPU is for tests only: set TRITON_INTERPRET=1")
+            self._arch = heuristics.INTERPRETER
+            self._num_sms = _INTERPRETER_SMS
+        self._tiles = heuristics.attention_tiles(self._arch, config.head_dim, config.dtype)
+        self._split_rule = heuristics.SPLIT_FIXED if deterministic else heuristics.SPLIT_AT_LEAST
+        # The interpreter multiplies bfloat16 wrongly.
+        self._upcast = self._arch == heuristics.INTERPRETER and config.dtype == torch.bfloat16
+
+        device = config.device
+        self.kv_cache = torch.zeros(config.kv_shape, dtype=config.dtype, device=device)
+        self._block_tables = torch.zeros(
+            config.max_num_seqs * config.max_blocks_per_seq, dtype=torch.int32, device=device
+        )
+        self._seq_lens = torch.zeros(config.max_num_seqs, dtype=torch.int32, device=device)
+        self._query_starts = torch.zeros(config.max_num_seqs + 1, dtype=torch.int32, device=device)
+        self._slots = torch.zeros(config.max_num_batched_tokens, dtype=torch.int64, device=device)
+        rows = self._max_partial_rows()
+        self._partial = torch.empty(rows * config.head_dim, dtype=torch.float32, device=device)
+        self._lse = torch.empty(rows, dtype=torch.float32, device=device)
+
+        self._rows = self._decode_rows = self._tokens = self._table_width = 0
+        self._max_splits = 1
+        self._prefill_tile = self._tiles.prefill
+        if device.type == "cuda":
+            self._warm_up()
+            torch.cuda.synchronize(device)
+
+    def _splits(self, rows: int, max_seq_len: int) -> int:
+        return heuristics.decode_splits(rows, self.config.num_kv_heads, self._num_sms, max_seq_len, self._split_rule)
+
+    def _max_partial_rows(self) -> int:
+        """Partial results that the largest possible decode step writes, one per row, head and split."""
+        longest = self.config.max_blocks_per_seq * self.config.block_size
+        return max(
+            rows * self.config.num_heads * self._splits(rows, longest)
+            for rows in range(1, self.config.max_num_seqs + 1)
+        )
+
+    def begin(self, step: StepGeometry) -> None:
+        self._rows, self._decode_rows, self._tokens = step.num_rows, step.num_decode_rows, step.num_tokens
+        self._table_width = step.block_tables.shape[1]
+        _upload(step.block_tables.reshape(-1), self._block_tables)
+        _upload(step.seq_lens, self._seq_lens)
+        _upload(step.slots, self._slots)
+        prefill_rows = self._rows - self._decode_rows
+        if prefill_rows:
+            starts = step.query_starts[self._decode_rows :] - self._decode_rows  # a decode row has one token
+            _upload(starts, self._query_starts)
+            group = self.config.num_heads // self.config.num_kv_heads
+            mean_rows = (self._tokens - self._decode_rows) * group / prefill_rows
+            short = mean_rows < heuristics.SHORT_PREFILL_ROWS
+            self._prefill_tile = self._tiles.prefill_short if short else self._tiles.prefill
+        if self._decode_rows:
+            longest = int(step.seq_lens[: self._decode_rows].max())
+            self._max_splits = self._splits(self._decode_rows, longest)
+
+    def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        k_pages, v_pages = self.kv_cache[layer, 0], self.kv_cache[layer, 1]
+        kv_write_launch(k, v, k_pages, v_pages, self._slots[: self._tokens]).run()
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        tables = self._block_tables[: self._rows * self._table_width].view(self._rows, self._table_width)
+        decode = self._decode_rows
+        if decode:
+            for launch in decode_launches(
+                q[:decode],
+                k_pages,
+                v_pages,
+                tables[:decode],
+                self._seq_lens[:decode],
+                out[:decode],
+                self._partial,
+                self._lse,
+                scale=self.config.scale,
+                max_splits=self._max_splits,
+                tile=self._tiles.decode,
+                split_rule=self._split_rule,
+                upcast=self._upcast,
+            ):
+                launch.run()
+        if decode < self._rows:
+            prefill_launch(
+                q[decode:],
+                k_pages,
+                v_pages,
+                tables[decode:],
+                self._query_starts[: self._rows - decode + 1],
+                self._seq_lens[decode : self._rows],
+                out[decode:],
+                scale=self.config.scale,
+                tile=self._prefill_tile,
+                upcast=self._upcast,
+            ).run()
+        return out
+
+    def _warm_up(self) -> None:
+        """Run every kernel variant once, one row on the null page, writing nothing to it."""
+        cfg = self.config
+        self._rows = self._tokens = self._table_width = 1
+        self._block_tables.zero_()
+        self._seq_lens.fill_(1)
+        self._slots.fill_(-1)
+        self._query_starts.copy_(torch.arange(len(self._query_starts), dtype=torch.int32))
+        heads, kv_heads = cfg.num_heads, cfg.num_kv_heads
+        qkv = torch.zeros(1, heads + 2 * kv_heads, cfg.head_dim, dtype=cfg.dtype, device=cfg.device)
+        q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
+        self._decode_rows = 1
+        for max_splits in {1, min(2, len(self._lse) // heads)}:
+            self._max_splits = max_splits
+            self.forward(0, q, k, v)
+        self._decode_rows = 0
+        for tile in (self._tiles.prefill, self._tiles.prefill_short):
+            self._prefill_tile = tile
+            self.forward(0, q, k, v)
+
+
+def _upload(values: np.ndarray[tuple[int, ...], np.dtype[np.int32 | np.int64]], into: torch.Tensor) -> None:
+    """Copy to the front of a device buffer; its address stays, as captured graphs need."""
+    if values.size > into.numel():
+        raise ValueError(f"a step with {values.size} entries exceeds the {into.numel()} that its buffer was built for")
+    into[: values.size].copy_(torch.from_numpy(np.ascontiguousarray(values)))
