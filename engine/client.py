@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -66,8 +66,8 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports have the methods of asyncio's without being derived from them.
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         for payload in self._frames.feed(data):
@@ -311,7 +311,7 @@ class EngineClient:
                 if future is not None and not future.done():
                     future.set_result(message)
             case Ready():
-                log.info("model loaded in %.1f s: %s", message.load_seconds, message.description)
+                log.info("model loaded in %.1f s", message.load_seconds)
                 self.ready = message
                 self._state = "ok"
                 self.metrics.up.set(1)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import msgspec
 
-PRECISIONS = ("auto", "float32", "bfloat16")
+Precision = Literal["auto", "float32", "bfloat16"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -12,7 +15,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     model_path: str
     served_name: str
-    precision: str = "auto"
+    precision: Precision = "auto"
     device: str | None = None
     threads: int | None = None
     max_model_len: int | None = None

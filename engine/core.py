@@ -225,19 +225,19 @@ def build_scheduler(config: EngineConfig, runner: Runner, digest: bytes, end_tok
 def _load(config: EngineConfig, connection: socket.socket) -> tuple[EngineCore, Ready]:
     from engine import threads
 
-    threads.configure(config.threads)  # before anything imports torch
+    num_threads = threads.configure(config.threads)  # before anything imports torch
     from engine.loader import read_info
     from engine.runner import load_runner
-    from engine.tokenizer import Tokenizer
+    from engine.tokenizer import end_ids
 
     start = time.monotonic()
     path = Path(config.model_path)
     digest = model_digest(path)
-    end_token_ids = Tokenizer(read_info(path)).end_ids
+    end_token_ids = end_ids(read_info(path).tokenizer)
     runner = load_runner(
         path,
         precision=config.precision,
-        threads=config.threads,
+        threads=num_threads,
         max_model_len=config.max_model_len,
         kv_cache_bytes=config.kv_cache_bytes,
         device=config.device,
@@ -254,7 +254,6 @@ def _load(config: EngineConfig, connection: socket.socket) -> tuple[EngineCore, 
         bytes_per_token=runner.geometry.bytes_per_token,
         model_digest=digest.hex(),
         load_seconds=time.monotonic() - start,
-        description=str(runner.describe()),
     )
     return EngineCore(runner, scheduler, connection), ready
 

@@ -1,7 +1,7 @@
-"""No orphans: a child that ends with its parent, whatever kills the parent.
+"""No orphans: a process that ends with the one that started it, whatever ends that one.
 
-The kernel sends the signal (Linux only); elsewhere the closed socket between the two processes does the same, one step
-later.
+Two means: the kernel's signal at the parent's death (Linux), and the end of file on something that only the parent
+holds open: the socket between HTTP process and core, or the pipe of a supervisor (any system).
 """
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ import ctypes
 import os
 import signal
 import sys
+import threading
+
+# A supervisor names here the read end of a pipe whose write end only it holds.
+LIFELINE_FD = "TIERLINE_LIFELINE_FD"
 
 _PR_SET_PDEATHSIG = 1
 
@@ -27,3 +31,21 @@ def die_with_parent(parent_pid: int) -> None:
     # The parent may have died between fork and prctl; then nobody will ever send the signal.
     if os.getppid() != parent_pid:
         raise SystemExit(f"the parent process {parent_pid} is gone")
+
+
+def watch_lifeline() -> bool:
+    """Kill this process when the supervisor's pipe closes; False if no supervisor gave one.
+
+    Killed and not asked to stop: the supervisor ended without draining, so nobody waits for an orderly end.
+    """
+    value = os.environ.get(LIFELINE_FD)
+    if value is None:
+        return False
+
+    def wait_for_the_end(descriptor: int) -> None:
+        while os.read(descriptor, 1):
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=wait_for_the_end, args=(int(value),), name="lifeline", daemon=True).start()
+    return True

@@ -101,7 +101,7 @@ class Pong(msgspec.Struct, array_like=True, tag=13, frozen=True):
 
 
 class Ready(msgspec.Struct, array_like=True, tag=14, frozen=True):
-    """The model is loaded. `description` is the runner's memory ledger, for the log."""
+    """The model is loaded."""
 
     pid: int
     max_total_tokens: int
@@ -110,7 +110,6 @@ class Ready(msgspec.Struct, array_like=True, tag=14, frozen=True):
     bytes_per_token: int
     model_digest: str
     load_seconds: float
-    description: str = ""
 
 
 class Fatal(msgspec.Struct, array_like=True, tag=15, frozen=True):

@@ -1,8 +1,8 @@
-"""A runner without a model, for tests of the control side: real pages, real positions, arithmetic in place of attention.
+"""A runner without a model, for tests of the control side: real pages and positions, arithmetic in place of attention.
 
-The "KV" of a position is a hash of the KV before it (read through the block table, as attention would) and of its token; the
-next token is a hash of the last KV. So a wrong page, a stale page or a page published too early changes the output, and
-`expected_tokens` says what is right without any page at all.
+The "KV" of a position is a hash of the KV before it (read through the block table, as attention would) and of its
+token; the next token is a hash of the last KV. So a wrong page, a stale page or a page published too early changes the
+output, and `expected_tokens` says what is right without any page at all.
 """
 
 from __future__ import annotations
@@ -52,9 +52,6 @@ class FakeRunner:
         self.steps = 0
         self.tokens_run = 0
         self.finished: list[int] = []
-
-    def describe(self) -> str:
-        return "fake"
 
     def execute(self, plan: StepPlan) -> list[RowResult]:
         self.before_step(plan)

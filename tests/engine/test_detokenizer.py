@@ -1,5 +1,7 @@
 """Streaming text: whole characters, stop strings at every alignment, tokens and text side by side."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -146,7 +148,7 @@ def test_stop_strings_at_every_token_alignment(data, stops, include):
     for size in (1, 2, 3):
         for shift in range(size):
             bounds = [0, *range(shift or size, len(data), size), len(data)]
-            pieces = [data[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+            pieces = [data[a:b] for a, b in pairwise(bounds)]
             detokenizer = Detokenizer(Cut(pieces), stop=stops, include_stop=include)
             text = ""
             for number in range(len(pieces)):

@@ -58,7 +58,8 @@ def test_a_chunk_of_one_token_stands_among_the_single_rows():
         plan = scheduler.schedule()
         seen.append([len(row.token_ids) for row in plan.rows])
         scheduler.update(plan, runner.execute(plan))  # the fake asserts the order
-    assert [3, 2] in seen and [1, 4] in seen
+    assert [3, 2] in seen
+    assert [1, 4] in seen
 
 
 def test_requests_join_and_leave_between_steps():
@@ -95,7 +96,7 @@ def test_what_can_never_fit_is_refused_with_the_numbers():
     with pytest.raises(NeverFits, match=r"has 16 tokens .* KV cache holds 16 tokens \(4 pages of 4\)"):
         scheduler.add([new(1, range(1, 17))])
     scheduler = make_scheduler(FakeRunner(max_model_len=10))
-    with pytest.raises(NeverFits, match="has 10 tokens .* context holds 10"):
+    with pytest.raises(NeverFits, match=r"has 10 tokens .* context holds 10"):
         scheduler.add([new(1, range(1, 11))])
     with pytest.raises(NeverFits, match="no tokens"):
         scheduler.add([new(1, [])])

@@ -1,0 +1,180 @@
+"""`python -m engine`: serve one model over HTTP. `tierline engine` runs this.
+
+The HTTP process imports no torch; it starts the core process, which does, and ends with it. Exit codes: 0 stopped on
+request, 1 the model could not be served, 2 wrong arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import uvicorn
+
+from engine.chat_template import ChatTemplateError
+from engine.client import EngineClient
+from engine.config import PRECISIONS, EngineConfig
+from engine.lifeline import watch_lifeline
+from engine.loader import ModelFileError
+from engine.metrics import EngineMetrics
+from engine.scheduler import SchedulerConfig
+from engine.server.app import create_app
+from engine.server.model import Model
+
+_DRAIN_SECONDS = 10
+
+
+def parse_arguments(arguments: list[str]) -> argparse.Namespace:
+    """The command line; argparse exits with 2 and a message if it is wrong."""
+    defaults = EngineConfig(model_path="", served_name="")
+    parser = argparse.ArgumentParser(
+        prog="tierline engine", description="Serve one model: OpenAI-compatible HTTP, /metrics, /health."
+    )
+    add = parser.add_argument
+    add("--model", required=True, help="path of a GGUF file, or the name of a pulled model")
+    add("--served-name", help="the model's name in requests (default: the name given to --model)")
+    add("--data-dir", type=Path, default=Path("var"), help="where pulled models lie (default: var)")
+    add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    add("--port", type=_integer(0, 65535), default=8101, help="port; 0 takes a free one (default: 8101)")
+    add("--threads", type=_integer(1), help="compute threads (default: by cores and CPU quota)")
+    add("--device", help="cpu or cuda (default: cuda where there is one)")
+    add("--precision", choices=PRECISIONS, default="auto", help="float32 is exact; auto is fastest (default: auto)")
+    add("--max-model-len", type=_integer(2), help="longest context in tokens (default: the model's)")
+    add("--max-num-seqs", type=_integer(1), default=defaults.max_num_seqs, help="requests per step (%(default)s)")
+    add(
+        "--max-num-batched-tokens",
+        type=_integer(1),
+        default=defaults.max_num_batched_tokens,
+        help="tokens per step; longer prompts are computed in chunks (%(default)s)",
+    )
+    add(
+        "--max-waiting",
+        type=_integer(0),
+        default=defaults.max_waiting,
+        help="requests that may wait before the next one is told to come back later, status 429 (%(default)s)",
+    )
+    add("--kv-cache-bytes", type=_integer(1), help="memory for the KV cache (default: by the memory that is free)")
+    add("--block-size", type=_integer(1), help="tokens per page of the KV cache (default: the runner's)")
+    add("--no-prefix-cache", action="store_true", help="compute every prompt from its first token")
+    add("--watchdog-seconds", type=float, default=120.0, help="restart a core whose loop hangs so long (%(default)s)")
+    return parser.parse_args(arguments)
+
+
+def _integer(low: int, high: int | None = None) -> type[int]:
+    """An argparse type: an integer within bounds, with a message that names them."""
+
+    def parse(text: str) -> int:
+        value = int(text)
+        if value < low or (high is not None and value > high):
+            limits = f"at least {low}" if high is None else f"{low} to {high}"
+            raise argparse.ArgumentTypeError(f"must be {limits}, not {value}")
+        return value
+
+    parse.__name__ = "integer"  # what argparse calls it when `int` fails
+    return parse  # type: ignore[return-value]
+
+
+def find_model(model: str, data_dir: Path) -> Path:
+    """The file that `--model` means: itself if it is a path, else the one GGUF file of the pulled model.
+
+    Raises:
+        FileNotFoundError: nothing is there, or more than one file.
+    """
+    path = Path(model)
+    if path.is_file():
+        return path
+    if path.suffix == ".gguf" or len(path.parts) > 1:
+        raise FileNotFoundError(f"{model}: no such file")
+    folder = data_dir / "models" / model
+    files = sorted(folder.glob("*.gguf"))
+    if not files:
+        raise FileNotFoundError(f"no model '{model}' in {folder}; run 'tierline models pull {model}'")
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise FileNotFoundError(f"{folder} holds several models ({names}); give the path of one")
+    return files[0]
+
+
+async def serve(model: Model, config: EngineConfig, listener: socket.socket, watchdog_seconds: float) -> int:
+    """Serve until a signal ends it; returns the exit code."""
+    client = EngineClient(config, EngineMetrics(model.name), watchdog_seconds=watchdog_seconds)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            create_app(model, client),
+            http="httptools",
+            access_log=False,
+            log_level="warning",
+            server_header=False,
+            timeout_graceful_shutdown=_DRAIN_SECONDS,
+        )
+    )
+
+    def stop_if_the_model_cannot_be_loaded(failure: asyncio.Future[str]) -> None:
+        if not failure.cancelled():
+            server.should_exit = True
+
+    client.startup_failure.add_done_callback(stop_if_the_model_cannot_be_loaded)
+    # uvicorn takes the signals over while it serves and raises them again afterwards; being asked to stop is no failure.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    host, port = listener.getsockname()[:2]
+    print(f"engine for '{model.name}' listens on http://{host}:{port}", flush=True)
+    await server.serve(sockets=[listener])
+    if client.startup_failure.done():
+        print(f"error: the model could not be loaded: {client.startup_failure.result()}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def main(arguments: list[str]) -> int:
+    """Parse, check everything that can be checked without loading the weights, then serve."""
+    options = parse_arguments(arguments)
+    watch_lifeline()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        path = find_model(options.model, options.data_dir)
+        name = options.served_name or (path.stem if Path(options.model).is_file() else options.model)
+        SchedulerConfig(options.max_num_seqs, options.max_num_batched_tokens, options.max_waiting)
+        model = Model.load(path, name)
+        listener = _listen(options.host, options.port)
+    except (ModelFileError, ChatTemplateError, FileNotFoundError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"error: cannot listen on {options.host} port {options.port}: {error.strerror}", file=sys.stderr)
+        return 1
+    config = EngineConfig(
+        model_path=str(path),
+        served_name=name,
+        precision=options.precision,
+        device=options.device,
+        threads=options.threads,
+        max_model_len=options.max_model_len,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_waiting=options.max_waiting,
+        kv_cache_bytes=options.kv_cache_bytes,
+        block_size=options.block_size,
+        prefix_cache=not options.no_prefix_cache,
+    )
+    import uvloop
+
+    return uvloop.run(serve(model, config, listener, options.watchdog_seconds))
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host, port))
+    listener.listen(2048)
+    return listener
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,285 @@
+"""Routes of the engine's server: completions, models, health, metrics, tokenize and detokenize.
+
+The two completion endpoints are plain ASGI (they stream and watch for a client that leaves); the rest is small.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from backends.protocol import InvalidRequest
+from engine.answer import EngineDown, Generation
+from engine.client import EngineClient
+from engine.detokenizer import Detokenizer
+from engine.server.dialect import ChatDialect, CompletionDialect
+from engine.server.errors import ApiError, as_api_error, http_exception, unexpected
+from engine.server.model import Model
+from engine.server.params import Options, chat_options, completion_options
+from engine.server.respond import Job, respond, send_error
+from engine.server.schema import (
+    ChatExtras,
+    DetokenizeRequest,
+    TokenizeRequest,
+    decode_object,
+    parse_chat,
+    parse_completion,
+)
+
+MAX_BODY_BYTES = 32 * 1024 * 1024
+
+# Turns a decoded body into a job; raises what `as_api_error` knows.
+MakeJob = Callable[[dict[str, Any], str], Job]
+
+
+def create_app(model: Model, client: EngineClient) -> Starlette:
+    """The ASGI application. Starts and stops the core with its own life."""
+
+    @asynccontextmanager
+    async def life(app: Starlette) -> AsyncIterator[None]:
+        client.start()
+        try:
+            yield
+        finally:
+            await client.stop()
+
+    server = EngineServer(model, client)
+    return Starlette(
+        routes=[
+            Route("/v1/chat/completions", _Endpoint(client, server.chat_job), methods=["POST"]),
+            Route("/v1/completions", _Endpoint(client, server.completion_job), methods=["POST"]),
+            Route("/v1/models", server.models, methods=["GET"]),
+            Route("/health", server.health, methods=["GET"]),
+            Route("/metrics", server.metrics, methods=["GET"]),
+            Route("/tokenize", server.tokenize, methods=["POST"]),
+            Route("/detokenize", server.detokenize, methods=["POST"]),
+        ],
+        exception_handlers={HTTPException: http_exception, ApiError: _api_error, Exception: unexpected},
+        lifespan=life,
+    )
+
+
+class _Endpoint:
+    """An ASGI endpoint that reads a JSON body, makes a job of it and responds."""
+
+    def __init__(self, client: EngineClient, make_job: MakeJob) -> None:
+        self._client = client
+        self._make_job = make_job
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = Headers(scope=scope).get("x-request-id") or uuid.uuid4().hex
+        try:
+            raw = await read_body(scope, receive)
+            if raw is None:
+                return  # the client left before it had asked
+            await respond(self._client, self._make_job(decode_object(raw), request_id), receive, send)
+        except Exception as error:
+            await send_error(as_api_error(error), request_id, send)
+
+
+class EngineServer:
+    """The handlers, with the model and the engine that they serve."""
+
+    def __init__(self, model: Model, client: EngineClient) -> None:
+        self._model = model
+        self._client = client
+
+    @property
+    def _max_total_tokens(self) -> int:
+        ready = self._client.ready
+        if ready is None:
+            raise EngineDown("The model is not loaded. Try again in a few seconds.")
+        return ready.max_total_tokens
+
+    # --- completions ---------------------------------------------------------------------------------------------
+
+    def chat_job(self, body: dict[str, Any], request_id: str) -> Job:
+        request, extras = parse_chat(body)
+        self._model.check_name(request.model)
+        options = chat_options(request, extras, self._model.vocab_size)
+        prompt = self._model.encode_chat(body["messages"], extras)
+        dialect = ChatDialect(self._model, prompt, **_dialect_options(options))
+        return self._job(options, [prompt], request_id, dialect)
+
+    def completion_job(self, body: dict[str, Any], request_id: str) -> Job:
+        request, extras = parse_completion(body)
+        self._model.check_name(request.model)
+        options = completion_options(request, extras, self._model.vocab_size)
+        prompts = self._completion_prompts(request.prompt, add_special=extras.add_special_tokens is not False)
+        echoes = self._echoes(request.prompt, prompts, options.skip_special) if request.echo else None
+        dialect = CompletionDialect(self._model, prompts, echoes, options.n, **_dialect_options(options))
+        return self._job(options, prompts, request_id, dialect)
+
+    def _completion_prompts(self, prompt: str | list[str | int | list[int]], *, add_special: bool) -> list[list[int]]:
+        """One list of token ids per prompt.
+
+        Raises:
+            InvalidRequest: an empty list, or texts and ids mixed.
+        """
+        if isinstance(prompt, str):
+            prompt = [prompt]
+        if not prompt:
+            raise InvalidRequest("'prompt' must not be an empty list.", param="prompt", code="empty_array")
+        texts = [item for item in prompt if isinstance(item, str)]
+        ids = [item for item in prompt if isinstance(item, int)]
+        lists = [item for item in prompt if isinstance(item, list)]
+        if len(prompt) not in (len(texts), len(ids), len(lists)):
+            raise InvalidRequest(
+                "'prompt' must hold texts, token ids or lists of token ids, not a mixture.", param="prompt"
+            )
+        prompts = lists or ([ids] if ids else [self._model.tokenizer.encode(t, add_special=add_special) for t in texts])
+        for token_ids in prompts:
+            self._model.check_ids(token_ids, "prompt")
+            if not token_ids:
+                raise InvalidRequest("A prompt must have at least one token.", param="prompt")
+        return prompts
+
+    def _echoes(
+        self, prompt: str | list[str | int | list[int]], prompts: list[list[int]], skip_special: bool
+    ) -> list[str]:
+        """The prompts as text: the client's own where it sent text."""
+        given = [prompt] if isinstance(prompt, str) else [item for item in prompt if isinstance(item, str)]
+        return given or [self._model.tokenizer.decode(ids, skip_special=skip_special) for ids in prompts]
+
+    def _job(
+        self, options: Options, prompts: list[list[int]], request_id: str, dialect: ChatDialect | CompletionDialect
+    ) -> Job:
+        room = self._max_total_tokens
+        generations = [
+            self._generation(options, prompt, index, room - len(prompt), group)
+            for group, prompt in enumerate(prompts)
+            for index in range(options.n)
+        ]
+        return Job(
+            model_name=self._model.name,
+            request_id=request_id,
+            generations=generations,
+            n=options.n,
+            dialect=dialect,
+            stream=options.stream,
+            include_usage=options.include_usage,
+        )
+
+    def _generation(self, options: Options, prompt: list[int], index: int, room: int, group: int) -> Generation:
+        params = options.params_for(index, room)
+        detokenizer = Detokenizer(
+            self._model.tokenizer,
+            stop=options.stop,
+            include_stop=options.include_stop,
+            min_tokens=params.min_tokens,
+            skip_special=options.skip_special,
+        )
+        return Generation(prompt, params, detokenizer, options.cache_salt, group if options.n > 1 else None)
+
+    # --- the rest ------------------------------------------------------------------------------------------------
+
+    async def models(self, request: Request) -> Response:
+        ready = self._client.ready
+        card = {
+            "id": self._model.name,
+            "object": "model",
+            "created": self._model.created,
+            "owned_by": "tierline",
+            "max_model_len": None if ready is None else ready.max_total_tokens,
+        }
+        return _json({"object": "list", "data": [card]})
+
+    async def health(self, request: Request) -> Response:
+        """200 if the loop of the core answers now; otherwise 503 and why."""
+        health = await self._client.health()
+        body = {"status": health.state, "model": self._model.name} | dataclasses.asdict(health)
+        del body["state"]
+        return _json(body, 200 if health.state == "ok" else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._client.metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def tokenize(self, request: Request) -> Response:
+        try:
+            asked = msgspec.convert(decode_object(await request.body()), TokenizeRequest)
+            if asked.model is not None:
+                self._model.check_name(asked.model)
+            token_ids = self._tokenize(asked)
+            max_model_len = self._max_total_tokens
+        except Exception as error:
+            raise as_api_error(error) from error
+        body: dict[str, Any] = {"count": len(token_ids), "max_model_len": max_model_len, "tokens": token_ids}
+        if asked.return_token_strs:
+            body["token_strs"] = [self._model.token_text(token_id) for token_id in token_ids]
+        return _json(body)
+
+    def _tokenize(self, asked: TokenizeRequest) -> list[int]:
+        if (asked.prompt is None) == (asked.messages is None):
+            raise InvalidRequest("Give either 'prompt' or 'messages'.", param="prompt")
+        if asked.messages is not None:
+            extras = ChatExtras(
+                add_generation_prompt=asked.add_generation_prompt, add_special_tokens=asked.add_special_tokens
+            )
+            return self._model.encode_chat(asked.messages, extras)
+        assert asked.prompt is not None
+        return self._model.tokenizer.encode(asked.prompt, add_special=asked.add_special_tokens is not False)
+
+    async def detokenize(self, request: Request) -> Response:
+        try:
+            asked = msgspec.convert(decode_object(await request.body()), DetokenizeRequest)
+            if asked.model is not None:
+                self._model.check_name(asked.model)
+            self._model.check_ids(asked.tokens, "tokens")
+        except Exception as error:
+            raise as_api_error(error) from error
+        return _json({"prompt": self._model.tokenizer.decode(asked.tokens, skip_special=False)})
+
+
+async def read_body(scope: Scope, receive: Receive) -> bytes | None:
+    """The whole body, or None if the client left.
+
+    Raises:
+        ApiError: 413 if it is larger than `MAX_BODY_BYTES`.
+    """
+    too_large = ApiError(413, f"The body is larger than {MAX_BODY_BYTES} bytes.", code="request_too_large")
+    declared = Headers(scope=scope).get("content-length", "0")
+    if declared.isdigit() and int(declared) > MAX_BODY_BYTES:
+        raise too_large
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        part = message.get("body", b"")
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+            raise too_large
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _dialect_options(options: Options) -> dict[str, Any]:
+    return {
+        "logprobs": options.params.logprobs is not None,
+        "return_token_ids": options.return_token_ids,
+        "stop_token_ids": options.params.stop_token_ids,
+    }
+
+
+def _json(body: dict[str, Any], status: int = 200) -> Response:
+    return Response(msgspec.json.encode(body), status, media_type="application/json")
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return Response(msgspec.json.encode(error.body()), error.status, error.headers())

@@ -1,0 +1,166 @@
+"""The shapes of answers: one class per endpoint, both used by `respond.py` in the same way.
+
+A choice is a plain dictionary that is encoded once. `first`, `middle` and `last` are the choices of a stream's chunks,
+`whole` is a choice of a complete answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from engine.detokenizer import Delta
+from engine.server.model import Model, finite
+
+Choice = dict[str, Any]
+
+
+class Dialect(Protocol):
+    """How one endpoint writes its choices. `index` is the number of the choice."""
+
+    id_prefix: str
+    object_name: str
+    chunk_object_name: str
+    shows_tokens: bool  # choices carry token ids or log probabilities, so a token without text is news, too
+
+    def extra_fields(self) -> dict[str, Any]:
+        """Fields beside `choices` in a complete answer and in the first chunk."""
+        ...
+
+    def first(self, index: int) -> Choice | None:
+        """What is sent before the first token, if anything."""
+        ...
+
+    def middle(self, index: int, delta: Delta) -> Choice: ...
+
+    def last(self, index: int, delta: Delta) -> Choice: ...
+
+    def whole(self, index: int, delta: Delta) -> Choice: ...
+
+
+class _Common:
+    def __init__(self, model: Model, *, logprobs: bool, return_token_ids: bool, stop_token_ids: frozenset[int]) -> None:
+        self._model = model
+        self._logprobs = logprobs
+        self._return_token_ids = return_token_ids
+        self._stop_token_ids = stop_token_ids
+        self.shows_tokens = logprobs or return_token_ids
+
+    def _with_extras(self, choice: Choice, delta: Delta) -> Choice:
+        """Add vLLM's fields: the token ids if asked for, and what stopped the answer if it was no end token."""
+        if self._return_token_ids:
+            choice["token_ids"] = delta.token_ids
+        if isinstance(delta.stop, str) or delta.stop in self._stop_token_ids:
+            choice["stop_reason"] = delta.stop
+        return choice
+
+
+class ChatDialect(_Common):
+    """`/v1/chat/completions`."""
+
+    id_prefix = "chatcmpl-"
+    object_name = "chat.completion"
+    chunk_object_name = "chat.completion.chunk"
+
+    def __init__(self, model: Model, prompt_token_ids: list[int], **options: Any) -> None:
+        super().__init__(model, **options)
+        self._prompt_token_ids = prompt_token_ids
+
+    def extra_fields(self) -> dict[str, Any]:
+        return {"prompt_token_ids": self._prompt_token_ids} if self._return_token_ids else {}
+
+    def first(self, index: int) -> Choice:
+        delta = {"role": "assistant", "content": ""}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def middle(self, index: int, delta: Delta) -> Choice:
+        choice: Choice = {
+            "index": index,
+            "delta": {"content": delta.text},
+            "logprobs": self._logprobs_of(delta),
+            "finish_reason": None,
+        }
+        if self._return_token_ids:
+            choice["token_ids"] = delta.token_ids
+        return choice
+
+    def last(self, index: int, delta: Delta) -> Choice:
+        choice: Choice = {"index": index, "delta": {}, "logprobs": None, "finish_reason": delta.finish_reason}
+        return self._with_extras(choice, Delta(stop=delta.stop))
+
+    def whole(self, index: int, delta: Delta) -> Choice:
+        choice: Choice = {
+            "index": index,
+            "message": {"role": "assistant", "content": delta.text, "refusal": None},
+            "logprobs": self._logprobs_of(delta),
+            "finish_reason": delta.finish_reason,
+        }
+        return self._with_extras(choice, delta)
+
+    def _logprobs_of(self, delta: Delta) -> dict[str, Any] | None:
+        return self._model.chat_logprobs(delta.logprobs) if self._logprobs else None
+
+
+class CompletionDialect(_Common):
+    """`/v1/completions`. With `echo`, each choice begins with its prompt's text."""
+
+    id_prefix = "cmpl-"
+    object_name = "text_completion"
+    chunk_object_name = "text_completion"
+
+    def __init__(
+        self, model: Model, prompts: list[list[int]], echoes: list[str] | None, n: int, **options: Any
+    ) -> None:
+        super().__init__(model, **options)
+        self._prompts = prompts
+        self._echoes = echoes
+        self._n = n
+
+    def extra_fields(self) -> dict[str, Any]:
+        return {}
+
+    def first(self, index: int) -> Choice | None:
+        if self._echoes is None and not self._return_token_ids:
+            return None
+        return self._choice(index, Delta(), self._echo(index), first=True)
+
+    def middle(self, index: int, delta: Delta) -> Choice:
+        return self._choice(index, delta, delta.text)
+
+    def last(self, index: int, delta: Delta) -> Choice:
+        return self._with_extras(
+            self._choice(index, Delta(finish_reason=delta.finish_reason), ""), Delta(stop=delta.stop)
+        )
+
+    def whole(self, index: int, delta: Delta) -> Choice:
+        choice = self._choice(index, delta, self._echo(index) + delta.text, first=True)
+        return self._with_extras(choice, delta)
+
+    def _choice(self, index: int, delta: Delta, text: str, *, first: bool = False) -> Choice:
+        choice: Choice = {
+            "index": index,
+            "text": text,
+            "logprobs": self._logprobs_of(index, delta) if self._logprobs else None,
+            "finish_reason": delta.finish_reason,
+        }
+        if self._return_token_ids:
+            choice["token_ids"] = delta.token_ids
+            if first:
+                choice["prompt_token_ids"] = self._prompts[index // self._n]
+        return choice
+
+    def _echo(self, index: int) -> str:
+        return "" if self._echoes is None else self._echoes[index // self._n]
+
+    def _logprobs_of(self, index: int, delta: Delta) -> dict[str, Any]:
+        text = self._model.token_text
+        shift = len(self._echo(index))
+        return {
+            "tokens": [text(entry.token_id) for entry in delta.logprobs],
+            "token_logprobs": [finite(entry.logprob) for entry in delta.logprobs],
+            # The chosen token is always among them, as OpenAI does it.
+            "top_logprobs": [
+                {text(i): finite(value) for i, value in (*entry.top, (entry.token_id, entry.logprob))}
+                for entry in delta.logprobs
+            ],
+            "text_offset": [shift + offset for offset in delta.text_offsets],
+        }

@@ -1,0 +1,215 @@
+"""From a request's fields to sampling parameters: every field is taken over or refused, with its name and the range.
+
+The ranges of the OpenAI fields are checked by `backends.protocol.validate`; here are those of vLLM's fields and those
+that depend on the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from backends.protocol import ChatRequest, InvalidRequest, Message, StreamOptions, validate
+from engine.server.errors import unsupported
+from engine.server.schema import ChatExtras, CompletionRequest, Extras
+from engine.types import SamplingParams
+
+MAX_LOGPROBS = 20
+_TOOLS_ADVICE = "Route requests with tools to a backend that has them."
+_FORMAT_ADVICE = 'Use {"type": "text"} and describe the format in the prompt, or route to a backend that has it.'
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a request asks for beside its prompt. `max_tokens` None: as many as there is room for."""
+
+    params: SamplingParams
+    max_tokens: int | None
+    n: int
+    stream: bool
+    include_usage: bool
+    stop: tuple[str, ...]
+    include_stop: bool
+    skip_special: bool
+    return_token_ids: bool
+    cache_salt: str | None
+
+    def params_for(self, index: int, room: int) -> SamplingParams:
+        """Parameters of choice `index` when `room` tokens fit behind the prompt. Each choice has its own seed."""
+        seed = self.params.seed
+        if seed is not None:
+            seed = (seed + index + (1 << 63)) % (1 << 64) - (1 << 63)
+        limit = max(1, room if self.max_tokens is None else min(self.max_tokens, room))
+        return replace(self.params, seed=seed, max_tokens=limit, min_tokens=min(self.params.min_tokens, limit))
+
+
+def chat_options(request: ChatRequest, extras: ChatExtras, vocab_size: int) -> Options:
+    """Options of a chat request.
+
+    Raises:
+        InvalidRequest: a value out of range, or fields that contradict each other.
+        ApiError: a parameter that this engine does not implement.
+    """
+    validate(request)
+    _refuse_chat_features(request)
+    if (
+        request.max_tokens is not None
+        and request.max_completion_tokens is not None
+        and request.max_tokens != request.max_completion_tokens
+    ):
+        raise InvalidRequest("Give 'max_completion_tokens' or 'max_tokens', not both.", param="max_tokens")
+    limit = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+    logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    return _options(request, extras, vocab_size, max_tokens=limit, logprobs=logprobs)
+
+
+def completion_options(request: CompletionRequest, extras: Extras, vocab_size: int) -> Options:
+    """Options of a text completion request; raises like `chat_options`."""
+    # The fields that both endpoints share have the same ranges, so they are checked by the same function.
+    shared = ChatRequest(
+        model=request.model,
+        messages=[Message("user", "")],
+        frequency_penalty=request.frequency_penalty,
+        logit_bias=request.logit_bias,
+        max_tokens=request.max_tokens,
+        n=request.n,
+        presence_penalty=request.presence_penalty,
+        seed=request.seed,
+        stop=request.stop,
+        stream=request.stream,
+        stream_options=request.stream_options,
+        temperature=request.temperature,
+        top_p=request.top_p,
+    )
+    validate(shared)
+    _refuse_response_format(request.response_format)
+    if request.suffix:
+        raise unsupported("suffix", "Put the whole text into 'prompt'.")
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        raise unsupported("best_of", "Ask for 'n' answers with 'logprobs' and choose among them.")
+    if request.logprobs is not None:
+        _in_range("logprobs", request.logprobs, 0, MAX_LOGPROBS)
+        if request.echo:
+            raise unsupported("logprobs with echo", "Log probabilities are computed for generated tokens only.")
+    limit = 16 if request.max_tokens is None else request.max_tokens  # the dialect's default
+    return _options(shared, extras, vocab_size, max_tokens=limit, logprobs=request.logprobs)
+
+
+def _options(
+    request: ChatRequest, extras: Extras, vocab_size: int, *, max_tokens: int | None, logprobs: int | None
+) -> Options:
+    _check_extras(extras, vocab_size, max_tokens)
+    stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+    stream_options = request.stream_options or StreamOptions()
+    if stream_options.include_obfuscation:
+        raise unsupported("stream_options.include_obfuscation", "Leave it out.")
+    params = SamplingParams(
+        temperature=_given(request.temperature, 1.0),
+        top_p=_given(request.top_p, 1.0),
+        top_k=max(0, extras.top_k or 0),
+        min_p=extras.min_p or 0.0,
+        repetition_penalty=_given(extras.repetition_penalty, 1.0),
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        seed=request.seed,
+        logit_bias=_logit_bias(request.logit_bias, vocab_size),
+        logprobs=logprobs,
+        min_tokens=extras.min_tokens or 0,
+        stop_token_ids=frozenset(extras.stop_token_ids or ()),
+        ignore_eos=bool(extras.ignore_eos),
+    )
+    return Options(
+        params=params,
+        max_tokens=max_tokens,
+        n=request.n or 1,
+        stream=bool(request.stream),
+        include_usage=bool(stream_options.include_usage),
+        stop=stop,
+        include_stop=bool(extras.include_stop_str_in_output),
+        skip_special=extras.skip_special_tokens is not False,
+        return_token_ids=bool(extras.return_token_ids),
+        cache_salt=extras.cache_salt,
+    )
+
+
+def _check_extras(extras: Extras, vocab_size: int, max_tokens: int | None) -> None:
+    if extras.top_k is not None:
+        _in_range("top_k", extras.top_k, -1, 2**31 - 1)
+    if extras.min_p is not None:
+        _in_range("min_p", extras.min_p, 0, 1)
+    if extras.repetition_penalty is not None and not 0 < extras.repetition_penalty <= 100:
+        raise InvalidRequest(
+            f"'repetition_penalty' must be above 0 and at most 100, got {extras.repetition_penalty}.",
+            param="repetition_penalty",
+        )
+    if extras.min_tokens is not None:
+        _in_range("min_tokens", extras.min_tokens, 0, 2**31 - 1)
+        if max_tokens is not None and extras.min_tokens > max_tokens:
+            raise InvalidRequest(
+                f"'min_tokens' ({extras.min_tokens}) must not be above the token limit ({max_tokens}).",
+                param="min_tokens",
+            )
+    for token_id in extras.stop_token_ids or ():
+        _in_range("stop_token_ids", token_id, 0, vocab_size - 1)
+    if extras.cache_salt == "":
+        raise InvalidRequest("'cache_salt' must not be empty; leave it out to share the cache.", param="cache_salt")
+    if extras.priority:
+        raise unsupported("priority", "Requests are served first come, first served.")
+    if extras.structured_outputs is not None:
+        raise unsupported("structured_outputs", _FORMAT_ADVICE)
+
+
+def _refuse_chat_features(request: ChatRequest) -> None:
+    if request.tools:
+        raise unsupported("tools", _TOOLS_ADVICE)
+    if request.functions:
+        raise unsupported("functions", _TOOLS_ADVICE)
+    if request.function_call not in (None, "none"):
+        raise unsupported("function_call", _TOOLS_ADVICE)
+    if request.parallel_tool_calls is not None:
+        raise unsupported("parallel_tool_calls", _TOOLS_ADVICE)
+    _refuse_response_format(request.response_format)
+    if request.audio is not None:
+        raise unsupported("audio", "Leave it out: answers are text.")
+    if request.modalities not in (None, ["text"]):
+        raise unsupported("modalities", 'Use ["text"].')
+    if request.prediction is not None:
+        raise unsupported("prediction", "Leave it out.")
+    if request.web_search_options is not None:
+        raise unsupported("web_search_options", "Leave it out.")
+    if request.store:
+        raise unsupported("store", "Nothing is stored; leave it out.")
+    if request.service_tier not in (None, "auto", "default"):
+        raise unsupported("service_tier", 'Use "auto".')
+    if request.reasoning_effort not in (None, "none"):
+        raise unsupported("reasoning_effort", "Leave it out.")
+    if request.verbosity not in (None, "medium"):
+        raise unsupported("verbosity", "Leave it out.")
+    for index, message in enumerate(request.messages):
+        if message.tool_calls or message.function_call or message.role in ("tool", "function"):
+            raise unsupported(f"messages[{index}] with tool calls", _TOOLS_ADVICE)
+        for part in message.content if isinstance(message.content, list) else ():
+            if part.get("type") not in ("text", "refusal"):
+                raise unsupported(f"messages[{index}].content of type {part.get('type')!r}", "Only text is read.")
+
+
+def _refuse_response_format(response_format: Mapping[str, object] | None) -> None:
+    if response_format is None or response_format.get("type") == "text":
+        return
+    raise unsupported("response_format", _FORMAT_ADVICE)
+
+
+def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, float]:
+    result = {int(token): value for token, value in (bias or {}).items()}
+    for token_id in result:
+        _in_range("logit_bias", token_id, 0, vocab_size - 1)
+    return result
+
+
+def _in_range(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise InvalidRequest(f"'{name}' must be between {low} and {high}, got {value}.", param=name)
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else value

@@ -1,0 +1,220 @@
+"""The life of a request after its parameters are known: generate, stream or collect, count, and end in one way.
+
+    generate → wait for the first news → status 200 → chunks … → usage → [DONE]
+                     └ refused, busy, down: that status, as one error object
+
+The status waits for the first token, so it tells the truth. A fault after that is an error event without `[DONE]`,
+never a clean end. A client that leaves, streaming or not, aborts all its answers at once; one that does not read for
+`SEND_TIMEOUT_SECONDS` is treated as gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Send
+
+from engine.answer import Answer, AnswerAborted, EngineError, Generation
+from engine.client import EngineClient
+from engine.detokenizer import Delta
+from engine.server.dialect import Choice, Dialect
+from engine.server.errors import ApiError, as_api_error
+
+SEND_TIMEOUT_SECONDS = 60.0
+_DONE = b"data: [DONE]\n\n"
+_encode = msgspec.json.Encoder().encode
+
+
+class ClientGone(Exception):
+    """Nobody reads the answer any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request that is ready to run. Choice `i` continues prompt `i // n`."""
+
+    model_name: str
+    request_id: str
+    generations: Sequence[Generation]
+    n: int
+    dialect: Dialect
+    stream: bool
+    include_usage: bool
+
+
+async def respond(client: EngineClient, job: Job, receive: Receive, send: Send) -> None:
+    """Run a job and send its response.
+
+    Raises:
+        ApiError: nothing was sent yet and the job failed.
+    """
+    try:
+        answers = client.generate(job.generations)
+    except EngineError as error:
+        raise as_api_error(error) from error
+    watcher = asyncio.create_task(_abort_on_disconnect(client, answers, receive))
+    response = _Response(client, job, answers, send)
+    try:
+        if job.stream:
+            await response.stream()
+        else:
+            await response.collect()
+    except (AnswerAborted, ClientGone):
+        pass  # nobody is there to be told
+    finally:
+        watcher.cancel()
+        client.abort(answers)  # whatever is still open: a sibling of one that failed
+
+
+async def _abort_on_disconnect(client: EngineClient, answers: Sequence[Answer], receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    client.abort(answers)
+
+
+class _Response:
+    """One HTTP response; keeps whether its head is out."""
+
+    def __init__(self, client: EngineClient, job: Job, answers: Sequence[Answer], send: Send) -> None:
+        self._job = job
+        self._answers = answers
+        self._send_message = send
+        self._started = False
+        # One chunk at a time: the choices of a stream are written by one task each.
+        self._lock = asyncio.Lock()
+        fingerprint = client.ready.model_digest[:12] if client.ready is not None else ""
+        self._head: dict[str, Any] = {
+            "id": job.dialect.id_prefix + uuid.uuid4().hex,
+            "object": job.dialect.chunk_object_name if job.stream else job.dialect.object_name,
+            "created": int(time.time()),
+            "model": job.model_name,
+            "system_fingerprint": f"fp_{fingerprint}",
+        }
+
+    async def collect(self) -> None:
+        try:
+            parts = await _all_or_none([_whole(answer) for answer in self._answers])
+        except EngineError as error:
+            raise as_api_error(error) from error
+        body = {
+            **self._head,
+            "choices": [self._job.dialect.whole(index, delta) for index, delta in enumerate(parts)],
+            "usage": self._usage(),
+            **self._job.dialect.extra_fields(),
+        }
+        await self._start(b"application/json")
+        await self._write(_encode(body), more=False)
+
+    async def stream(self) -> None:
+        try:
+            if len(self._answers) == 1:
+                await self._stream_choice(0, self._answers[0])
+            else:
+                await _all_or_none([self._stream_choice(i, answer) for i, answer in enumerate(self._answers)])
+        except (AnswerAborted, ClientGone):
+            raise
+        except EngineError as error:
+            api_error = as_api_error(error)
+            if not self._started:
+                raise api_error from error
+            await self._write(b"data: " + _encode(api_error.body()) + b"\n\n", more=False)
+            return
+        if self._job.include_usage:
+            await self._event({**self._head, "choices": [], "usage": self._usage()})
+        await self._write(_DONE, more=False)
+
+    async def _stream_choice(self, index: int, answer: Answer) -> None:
+        dialect = self._job.dialect
+        is_first = True
+        async for delta in answer:
+            if is_first:
+                is_first = False
+                await self._start_stream()
+                await self._chunk(dialect.first(index))
+            if delta.text or (dialect.shows_tokens and delta.token_ids):
+                await self._chunk(dialect.middle(index, delta))
+            if delta.finish_reason is not None:
+                await self._chunk(dialect.last(index, delta))
+
+    async def _start_stream(self) -> None:
+        async with self._lock:
+            if not self._started:
+                await self._start(b"text/event-stream; charset=utf-8")
+                self._head.update(self._job.dialect.extra_fields())
+
+    async def _chunk(self, choice: Choice | None) -> None:
+        if choice is None:
+            return
+        chunk = {**self._head, "choices": [choice]}
+        if self._job.include_usage:
+            chunk["usage"] = None
+        await self._event(chunk)
+        self._head.pop("prompt_token_ids", None)  # said once
+
+    async def _event(self, payload: dict[str, Any]) -> None:
+        data = b"data: " + _encode(payload) + b"\n\n"
+        async with self._lock:
+            await self._write(data, more=True)
+
+    async def _start(self, content_type: bytes) -> None:
+        self._started = True
+        headers = [(b"content-type", content_type), (b"x-request-id", self._job.request_id.encode("latin-1"))]
+        if self._job.stream:
+            headers.append((b"cache-control", b"no-cache"))
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def _write(self, data: bytes, *, more: bool) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        try:
+            # Blocks only while the client reads slower than we write; meanwhile its news is merged.
+            async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
+                await self._send_message(message)
+        except (TimeoutError, OSError) as error:
+            raise ClientGone from error
+
+    def _usage(self) -> dict[str, Any]:
+        leaders = self._answers[:: self._job.n]
+        prompt = sum(answer.num_prompt_tokens for answer in leaders)
+        completion = sum(answer.num_generated_tokens for answer in self._answers)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(answer.cached_tokens for answer in leaders)},
+        }
+
+
+async def _whole(answer: Answer) -> Delta:
+    whole = Delta()
+    async for delta in answer:
+        whole.merge(delta)
+    return whole
+
+
+async def _all_or_none(coroutines: Sequence[Any]) -> list[Any]:
+    """The results in order, or the first exception, after the other coroutines were cancelled."""
+    if len(coroutines) == 1:
+        return [await coroutines[0]]
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def send_error(error: ApiError, request_id: str, send: Send) -> None:
+    """Send an error object as the whole response."""
+    headers = [(name.encode(), value.encode()) for name, value in error.headers().items()]
+    headers.append((b"x-request-id", request_id.encode("latin-1")))
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": _encode(error.body())})

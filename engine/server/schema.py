@@ -1,0 +1,133 @@
+"""What a client may send: the structs beside `backends.protocol.ChatRequest`, and the refusal of everything else.
+
+A field that stands in no struct is refused by name, so a typing error never passes as a default.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+import msgspec
+
+from backends.protocol import ChatRequest, Json, StreamOptions
+from engine.server.errors import ApiError
+
+
+class Extras(msgspec.Struct):
+    """vLLM's fields beyond the OpenAI dialect, for chat and text completions alike."""
+
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    structured_outputs: Json | None = None
+
+
+class ChatExtras(Extras):
+    """Those that make sense for a conversation only."""
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: Json | None = None
+
+
+class CompletionRequest(msgspec.Struct):
+    """`POST /v1/completions`."""
+
+    model: str
+    # Text, texts, token ids, or lists of token ids.
+    prompt: str | list[str | int | list[int]]
+    best_of: int | None = None
+    echo: bool | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    logprobs: int | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+    presence_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    suffix: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    user: str | None = None
+    response_format: Json | None = None
+
+
+class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """`POST /tokenize`: a text or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Json] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """`POST /detokenize`."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+def decode_object(raw: bytes) -> dict[str, Any]:
+    """The JSON object of a request body.
+
+    Raises:
+        ApiError: 400 if the body is not a JSON object.
+    """
+    try:
+        body = msgspec.json.decode(raw)
+    except msgspec.DecodeError as error:
+        raise ApiError(400, f"The body is not valid JSON: {error}", code="invalid_json") from error
+    if not isinstance(body, dict):
+        raise ApiError(400, "The body must be a JSON object.", code="invalid_json")
+    return body
+
+
+def parse_chat(body: dict[str, Any]) -> tuple[ChatRequest, ChatExtras]:
+    """Both halves of a chat request.
+
+    Raises:
+        ApiError: an unknown field.
+        msgspec.ValidationError: a field of the wrong type.
+    """
+    _refuse_unknown(body, ChatRequest, ChatExtras)
+    return msgspec.convert(body, ChatRequest), msgspec.convert(body, ChatExtras)
+
+
+def parse_completion(body: dict[str, Any]) -> tuple[CompletionRequest, Extras]:
+    """Both halves of a text completion request; raises like `parse_chat`."""
+    _refuse_unknown(body, CompletionRequest, Extras)
+    return msgspec.convert(body, CompletionRequest), msgspec.convert(body, Extras)
+
+
+def _refuse_unknown(body: dict[str, Any], *structs: type[msgspec.Struct]) -> None:
+    known = {name for struct in structs for name in struct.__struct_fields__}
+    _refuse(body, known, "")
+    options = body.get("stream_options")
+    if isinstance(options, dict):
+        _refuse(options, set(StreamOptions.__struct_fields__), "stream_options.")
+
+
+def _refuse(body: dict[str, Any], known: set[str], prefix: str) -> None:
+    for name in body:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean '{prefix}{close[0]}'?" if close else ""
+            raise ApiError(
+                400, f"Unknown parameter '{prefix}{name}'.{hint}", code="unknown_parameter", param=prefix + name
+            )
