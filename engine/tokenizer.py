@@ -45,7 +45,7 @@ class Tokenizer:
         self.vocab_size = len(data.tokens)
         self.bos_id = data.bos_id if data.add_bos else None
         self.eos_id = data.eos_id
-        self.end_ids = _end_ids(data)
+        self.end_ids = end_ids(data)
         self.special_ids = frozenset(i for i, kind in enumerate(data.types) if kind == _CONTROL)
         self._tokens = data.tokens
         self._added = self.special_ids | {i for i, kind in enumerate(data.types) if kind == _USER_DEFINED}
@@ -77,7 +77,8 @@ class Tokenizer:
         return b"".join(_BYTES[c] if c in _BYTES else c.encode() for c in token)
 
 
-def _end_ids(data: TokenizerData) -> frozenset[int]:
+def end_ids(data: TokenizerData) -> frozenset[int]:
+    """The tokens that end an answer: those the file names, and control tokens known to do so."""
     named = {i for i, token in enumerate(data.tokens) if data.types[i] == _CONTROL and token in _END_TOKENS}
     return frozenset(named | {i for i in (data.eos_id, data.eot_id) if i is not None})
 

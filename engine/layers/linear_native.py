@@ -1,0 +1,102 @@
+"""Matrix products with four- or eight-bit weights by the compiled kernel: few rows, weights read once and as they are.
+
+Exact weights (no rounding of scales to bfloat16, which torch's four-bit kernel does), activations quantised to 16 bits
+per block of 32, float32 sums. See `engine/kernels/cpu_linear.c` for layout and arithmetic.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+
+import numpy as np
+import torch
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import quantize
+
+from engine.layers import native
+from engine.quant.blocks import BlockTensor
+from engine.quant.quads import GROUP_SIZE, QuadWeight, to_quads
+
+logger = logging.getLogger(__name__)
+
+
+class NativePackedLinear:
+    """`Linear` on quad weights. x: bfloat16 or float32 `[tokens, in_features]`; returns x's dtype, or `out_dtype`."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        weight: QuadWeight,
+        bias: torch.Tensor | None = None,
+        *,
+        out_dtype: torch.dtype | None = None,
+    ) -> None:
+        self.out_features, self.in_features = weight.shape
+        self.num_bytes = weight.num_bytes
+        self._call = library.tl_packed_linear
+        self._row_blocks_bytes = library.tl_x_block_bytes() * (self.in_features // GROUP_SIZE)
+        self._data, self._scales = torch.from_numpy(weight.data), torch.from_numpy(weight.scales)
+        self._bias = None if bias is None else bias.float()
+        self._bits = weight.bits
+        self._out_dtype = out_dtype
+        self._pointers = (self._data.data_ptr(), self._scales.data_ptr())
+        self._bias_pointer = 0 if self._bias is None else self._bias.data_ptr()
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.contiguous()
+        rows = x.shape[0]
+        out = torch.empty((rows, self.out_features), dtype=self._out_dtype or x.dtype)
+        needed = rows * self._row_blocks_bytes
+        if self._scratch.nbytes < needed:
+            self._scratch = torch.empty(needed, dtype=torch.uint8)
+        self._call(
+            *self._pointers,
+            x.data_ptr(),
+            self._bias_pointer,
+            self._scratch.data_ptr(),
+            out.data_ptr(),
+            rows,
+            self.out_features,
+            self.in_features,
+            self._bits,
+            native.ELEMENT_TYPES[x.dtype],
+            native.ELEMENT_TYPES[out.dtype],
+        )
+        return out
+
+
+def build_packed(
+    tensor: BlockTensor, bias: torch.Tensor | None, out_dtype: torch.dtype | None
+) -> NativePackedLinear | None:
+    """The compiled product for this matrix, or None: no compiled kernels here, or an encoding they do not read."""
+    library = native.library()
+    if library is None or not _works():
+        return None
+    weight = to_quads(tensor)
+    return None if weight is None else NativePackedLinear(library, weight, bias, out_dtype=out_dtype)
+
+
+@functools.cache
+def _works() -> bool:
+    """Whether the kernel agrees with plain torch on this machine."""
+    library = native.library()
+    if library is None:
+        return False
+    generator = np.random.default_rng(0)
+    x = torch.from_numpy(generator.standard_normal((3, 96), dtype=np.float32))
+    for kind in (GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0):
+        data = quantize(generator.standard_normal((16, 96), dtype=np.float32), kind)
+        tensor = BlockTensor(data, kind, (16, 96))
+        weight = to_quads(tensor)
+        if weight is None:
+            return False
+        want = x @ torch.from_numpy(tensor.dequantize()).T
+        got = NativePackedLinear(library, weight)(x)
+        error = float((got - want).abs().max() / want.abs().max())
+        if not error < 1e-4:
+            logger.warning("the compiled %s product is wrong here (relative error %.1e): not used", kind.name, error)
+            return False
+    return True

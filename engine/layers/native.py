@@ -1,0 +1,137 @@
+"""Compiles the C kernels in `engine/kernels/cpu_*.c` on first use and loads them; does without where that fails.
+
+The library is built for this very processor with the system's C compiler, kept in a cache folder under a name that
+hashes source, flags, compiler and processor, and probed before use. It links the OpenMP runtime that torch has loaded,
+so that both share one pool of threads. `TIERLINE_NATIVE=0` turns it off, `TIERLINE_CACHE_DIR` moves the folder.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+_SOURCE_DIR = Path(__file__).parent.parent / "kernels"
+_SOURCES = ("cpu_attention.c", "cpu_block.c", "cpu_linear.c")
+_HEADERS = ("cpu_common.h",)
+_FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fopenmp", "-fPIC")
+_COMPILE_TIMEOUT_S = 120
+
+# Element types as the C side numbers them.
+ELEMENT_TYPES = {torch.float32: 0, torch.bfloat16: 1}
+
+_LONG, _POINTER, _INT, _FLOAT = ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_float
+_SIGNATURES: dict[str, tuple[type[ctypes._SimpleCData[int]] | None, tuple[type, ...]]] = {
+    "tl_rms_norm": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _FLOAT, _INT)),
+    "tl_rotary": (None, (_POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG, _INT)),
+    "tl_silu_mul": (None, (_POINTER, _POINTER, _LONG, _LONG, _INT)),
+    "tl_paged_attention": (None, (_POINTER, _POINTER, _LONG, _LONG, _INT)),
+    "tl_kv_write": (None, (_POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG)),
+    "tl_packed_linear": (
+        None,
+        (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG, _INT, _INT, _INT),
+    ),
+    "tl_x_block_bytes": (_LONG, ()),
+}
+
+
+class NativeBuildError(Exception):
+    """The kernels cannot be compiled or loaded here; the message says why."""
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The compiled kernels, or None where they are turned off, cannot be built or are not x86-64/aarch64 little endian.
+
+    Built once per machine, loaded once per process. A failure is logged as a warning: everything works without, slower.
+    """
+    if os.environ.get("TIERLINE_NATIVE") == "0":
+        logger.info("compiled kernels are turned off (TIERLINE_NATIVE=0)")
+        return None
+    try:
+        return build()
+    except (NativeBuildError, OSError) as error:
+        logger.warning("no compiled CPU kernels, decoding will be slower: %s", error)
+        return None
+
+
+def build(extra_flags: tuple[str, ...] = ()) -> ctypes.CDLL:
+    """Compile (unless cached) and load. Raises NativeBuildError."""
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    if compiler is None:
+        raise NativeBuildError("no C compiler found (install gcc or clang)")
+    flags = (*_FLAGS, *extra_flags)
+    path = cache_dir() / f"cpu-{_fingerprint(compiler, flags)}.so"
+    if not path.exists():
+        _compile(compiler, flags, path)
+    kernels = ctypes.CDLL(str(path))
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(kernels, name)
+        function.restype, function.argtypes = result, arguments
+    return kernels
+
+
+def cache_dir() -> Path:
+    """Where compiled kernels are kept: private to the user, since what lies there is executed."""
+    root = os.environ.get("TIERLINE_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(root) / "tierline" / "native"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    status = folder.stat()
+    if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o022):
+        raise NativeBuildError(f"{folder} belongs to, or can be written by, another user: set TIERLINE_CACHE_DIR")
+    return folder
+
+
+def _fingerprint(compiler: str, flags: tuple[str, ...]) -> str:
+    digest = hashlib.sha256()
+    for name in (*_SOURCES, *_HEADERS):
+        digest.update((_SOURCE_DIR / name).read_bytes())
+    for text in (compiler, _run([compiler, "--version"]), *flags, platform.machine(), _processor_features()):
+        digest.update(text.encode() + b"\0")
+    return digest.hexdigest()[:24]
+
+
+def _processor_features() -> str:
+    """What `-march=native` depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+
+
+def _compile(compiler: str, flags: tuple[str, ...], target: Path) -> None:
+    logger.info("compiling the CPU kernels, once for this machine")
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        objects = [Path(scratch) / f"{name}.o" for name in _SOURCES]
+        commands = [
+            [compiler, *flags, "-c", str(_SOURCE_DIR / name), "-o", str(out)]
+            for name, out in zip(_SOURCES, objects, strict=True)
+        ]
+        with ThreadPoolExecutor(len(commands)) as pool:
+            list(pool.map(_run, commands))
+        library_path = Path(scratch) / "cpu.so"
+        _run([compiler, "-shared", "-fopenmp", *map(str, objects), "-o", str(library_path), "-lm"])
+        library_path.replace(target)  # atomic: a second process either finds all of it or builds its own
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NativeBuildError(f"{command[0]}: {error}") from error
+    if done.returncode:
+        raise NativeBuildError(f"{' '.join(command)} failed: {done.stderr.strip()[:500]}")
+    return done.stdout

@@ -1,0 +1,34 @@
+"""The decoder's small operations in plain torch: every device, and the reference for the other implementations."""
+
+from __future__ import annotations
+
+import torch
+
+
+class TorchOps:
+    """`BlockOps` in plain torch."""
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        wide = x.float()
+        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True).add_(eps))
+        return (wide * scale * weight.float()).to(x.dtype)
+
+    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return self.rms_norm(residual.add_(x), weight, eps)
+
+    def rotary(
+        self, q: torch.Tensor, k: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)  # [tokens, 1, rotary_dim / 2]
+        for part in (q, k):
+            half = cos.shape[-1]
+            first, second = part[..., :half].float(), part[..., half : 2 * half].float()
+            # Both before either is written: in float32 `first` and `second` are views of `part`.
+            turned = first * cos - second * sin, second * cos + first * sin
+            part[..., :half] = turned[0]
+            part[..., half : 2 * half] = turned[1]
+        return q, k
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return (torch.nn.functional.silu(gate.float()) * up.float()).to(gate_up.dtype)

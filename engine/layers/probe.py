@@ -1,0 +1,69 @@
+"""Asks, once per process, whether torch's private CPU kernels exist here and compute what they should.
+
+They may vanish or change between torch versions and are built for some processors only. A kernel that raises or that
+differs from plain torch is not used, and the log says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+_ROWS, _OUT, _IN = 3, 32, 64
+
+
+@functools.cache
+def prepacked_works(dtype: torch.dtype) -> bool:
+    """Whether oneDNN's prepacked linear serves `dtype` (float32 or bfloat16)."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        logger.info("this processor has no bfloat16 products: using plain torch, which is slower")
+        return False
+
+    def run(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
+        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+        return y
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(_ROWS, _IN, generator=generator).to(dtype)
+    weight = torch.randn(_OUT, _IN, generator=generator).to(dtype)
+    try:
+        return _close("oneDNN prepacked linear", run(x, weight), x.float() @ weight.float().T)
+    except (RuntimeError, AttributeError, NotImplementedError) as error:
+        return _refused("oneDNN prepacked linear", error)
+
+
+@functools.cache
+def int4pack_works(dtype: torch.dtype) -> bool:
+    """Whether torch's packed four-bit product serves activations of `dtype`."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(_ROWS, _IN, generator=generator).to(dtype)
+    values = torch.randint(0, 16, (_OUT, _IN), generator=generator, dtype=torch.int32)
+    scales = torch.rand(_IN // 32, _OUT, 2, generator=generator).to(dtype)
+    step, zero = scales.float().permute(1, 0, 2).repeat_interleave(32, dim=1).unbind(-1)
+    try:
+        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(values, 1)
+        y = torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, 32, scales)
+    except (RuntimeError, AttributeError, NotImplementedError) as error:
+        return _refused("packed int4 linear", error)
+    return _close("packed int4 linear", y, x.float() @ ((values - 8) * step + zero).T)
+
+
+def _close(what: str, got: torch.Tensor, want: torch.Tensor) -> bool:
+    tolerance = 1e-5 if got.dtype == torch.float32 else 1e-2
+    error = float((got.float() - want).abs().max() / want.abs().max())
+    if error <= tolerance:
+        return True
+    logger.warning("%s is wrong on this machine (relative error %.1e): not used", what, error)
+    return False
+
+
+def _refused(what: str, error: Exception) -> bool:
+    logger.warning("%s is not available (%s): not used", what, str(error).splitlines()[0])
+    return False

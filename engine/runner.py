@@ -1,0 +1,268 @@
+"""Turns step plans into tokens: one forward pass over mixed prefill and decode rows, then sampling.
+
+The runner owns every tensor: weights, KV pages, scratch. Each row's last state is checked for finiteness before it
+yields anything: a NaN anywhere in a row reaches its last token through attention, so one look suffices, and no other
+row can see it. `load_runner` builds one from a model file.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from engine.layers.attention import AttentionBackend, AttentionConfig, StepGeometry, build_attention
+from engine.layers.ops import build_ops
+from engine.loader.families import GgufTensors
+from engine.loader.gguf import GgufFile
+from engine.loader.info import read_tokenizer
+from engine.memory import (
+    MemoryLedger,
+    choose_num_blocks,
+    kv_bytes_per_token,
+    scratch_bytes,
+)
+from engine.models.decoder import Decoder
+from engine.models.spec import ModelSpec
+from engine.precision import choose_policy, free_bytes
+from engine.sampler import Sampler
+from engine.tokenizer import end_ids
+from engine.types import CacheGeometry, RowResult, SamplingParams, StepPlan, StepRow
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_BLOCK_SIZE = 16
+
+
+class ModelRunner:
+    """`Runner` for one model on one device. Not thread-safe: one step at a time."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        attention: AttentionBackend,
+        sampler: Sampler,
+        *,
+        max_model_len: int,
+        precision: str = "auto",
+    ) -> None:
+        config = attention.config
+        self.spec: ModelSpec = decoder.spec
+        self.max_model_len = max_model_len
+        per_token = kv_bytes_per_token(self.spec, config.dtype.itemsize)
+        self.geometry = CacheGeometry(config.num_blocks, config.block_size, per_token)
+        self.attention = attention
+        self.decoder = decoder
+        self._sampler = sampler
+        self._config = config
+        self._precision = precision
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> list[RowResult]:
+        """One result per row, in order; see `engine.types.Runner`.
+
+        Raises ValueError for a plan that breaks the contract (positions past `max_model_len`, a short block table,
+        decode rows not first); RuntimeError, torch's own, when memory runs out.
+        """
+        rows = plan.rows
+        if not rows:
+            return []
+        geometry = step_geometry(rows, self._config.block_size, self.max_model_len)
+        token_ids = np.concatenate([np.asarray(row.token_ids, dtype=np.int64) for row in rows])
+        faults = self._token_faults(token_ids, geometry)
+        device = self._config.device
+        self.attention.begin(geometry)
+        hidden = self.decoder.hidden(
+            torch.from_numpy(token_ids).to(device),
+            torch.from_numpy(geometry.positions).to(device),
+            torch.from_numpy(geometry.query_starts[1:].astype(np.int64) - 1).to(device),
+        )
+        for i, finite in enumerate(torch.isfinite(hidden.float().sum(dim=-1)).tolist()):
+            if not finite and i not in faults:
+                faults[i] = "the model computed a value that is not finite"
+        results = [RowResult(row.request_id, error=faults.get(i)) for i, row in enumerate(rows)]
+        self._sample(hidden, rows, faults, results)
+        return results
+
+    def _sample(
+        self, hidden: torch.Tensor, rows: Sequence[StepRow], faults: dict[int, str], results: list[RowResult]
+    ) -> None:
+        """Fill in the results of the rows that sample."""
+        sampling = [i for i, row in enumerate(rows) if row.sample and i not in faults]
+        if not sampling:
+            return
+        if len(sampling) < len(rows):
+            hidden = hidden[sampling]
+        logits = self.decoder.logits(hidden)
+        finite = torch.isfinite(logits.sum(dim=-1)).tolist()
+        sampled = self._sampler.sample(logits, [rows[i] for i in sampling])
+        for i, is_finite, result in zip(sampling, finite, sampled, strict=True):
+            if is_finite:
+                results[i] = result
+            else:
+                results[i] = RowResult(rows[i].request_id, error="the model computed a logit that is not finite")
+
+    def _token_faults(
+        self, token_ids: np.ndarray[tuple[int], np.dtype[np.int64]], step: StepGeometry
+    ) -> dict[int, str]:
+        """Rows with token ids outside the vocabulary; those ids are replaced, so that the other rows can run."""
+        bad = (token_ids < 0) | (token_ids >= self.spec.vocab_size)
+        if not bad.any():
+            return {}
+        positions = bad.nonzero()[0]
+        owners = np.searchsorted(step.query_starts, positions, side="right") - 1
+        faults = {
+            int(row): f"token id {int(token_ids[at])} is outside the vocabulary of {self.spec.vocab_size}"
+            for row, at in zip(owners, positions, strict=True)
+        }
+        token_ids[bad] = 0
+        return faults
+
+    def warm_up(self) -> None:
+        """One prefill and one decode step on page 1, so that the first request finds every kernel built."""
+        tokens = [0] * min(32, self.max_model_len - 1, self._config.max_num_batched_tokens)
+        pages = list(range(1, -(-(len(tokens) + 1) // self._config.block_size) + 1))
+        if not tokens or pages[-1] >= self._config.num_blocks:
+            return
+        params = SamplingParams(temperature=0.0)
+        for start, chunk in ((0, tokens), (len(tokens), [0])):
+            row = StepRow(0, chunk, start, pages, True, params, [*tokens, 0], len(tokens))
+            self.execute(StepPlan([row]))
+        self.attention.kv_cache[:, :, 1 : pages[-1] + 1] = 0
+
+    def ledger(self) -> MemoryLedger:
+        """The memory this runner holds."""
+        config = self._config
+        return MemoryLedger(
+            weights_bytes=self.decoder.num_bytes,
+            kv_cache_bytes=self.attention.kv_cache.nbytes,
+            scratch_bytes=scratch_bytes(
+                self.spec, config.max_num_batched_tokens, config.max_num_seqs, config.dtype.itemsize
+            ),
+            kv_bytes_per_token=self.geometry.bytes_per_token,
+            kv_capacity_tokens=(config.num_blocks - 1) * config.block_size,
+        )
+
+    def describe(self) -> dict[str, object]:
+        """Model, device, numbers and memory, ready for JSON."""
+        return {
+            "architecture": self.spec.architecture,
+            "parameters": self.spec.num_parameters,
+            "device": str(self._config.device),
+            "precision": self._precision,
+            "dtype": str(self._config.dtype).removeprefix("torch."),
+            "threads": torch.get_num_threads(),
+            "max_model_len": self.max_model_len,
+            "block_size": self._config.block_size,
+            "num_blocks": self._config.num_blocks,
+            "memory": self.ledger().as_dict(),
+        }
+
+
+def step_geometry(rows: Sequence[StepRow], block_size: int, max_model_len: int) -> StepGeometry:
+    """The rows of a plan laid end to end. Raises ValueError where they break the plan's contract."""
+    lengths = [len(row.token_ids) for row in rows]
+    num_decode_rows = next((i for i, length in enumerate(lengths) if length != 1), len(rows))
+    widths = [-(-(row.start + length) // block_size) for row, length in zip(rows, lengths, strict=True)]
+    tables = np.zeros((len(rows), max(widths)), dtype=np.int32)
+    for i, (row, length, width) in enumerate(zip(rows, lengths, widths, strict=True)):
+        if length < 1 or row.start < 0 or row.start + length > max_model_len:
+            raise ValueError(
+                f"request {row.request_id}: positions {row.start} to {row.start + length - 1} do not fit "
+                f"max_model_len {max_model_len}"
+            )
+        if len(row.block_table) < width:
+            raise ValueError(f"request {row.request_id}: {len(row.block_table)} pages for {row.start + length} tokens")
+        tables[i, :width] = row.block_table[:width]
+    starts = np.array([row.start for row in rows], dtype=np.int64)
+    counts = np.array(lengths, dtype=np.int64)
+    query_starts = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum(counts, out=query_starts[1:])
+    owners = np.repeat(np.arange(len(rows)), counts)
+    positions = np.arange(query_starts[-1]) - query_starts[owners] + starts[owners]
+    slots = tables[owners, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    seq_lens = (starts + counts).astype(np.int32)
+    return StepGeometry(
+        query_starts=query_starts,
+        seq_lens=seq_lens,
+        block_tables=tables,
+        positions=positions,
+        slots=slots,
+        num_decode_rows=num_decode_rows,
+        max_query_len=max(lengths),
+        max_seq_len=int(seq_lens.max()),
+    )
+
+
+def load_runner(
+    path: Path | str,
+    *,
+    precision: str = "auto",
+    threads: int | None = None,
+    max_model_len: int | None = None,
+    kv_cache_bytes: int | None = None,
+    device: str | None = None,
+    block_size: int | None = None,
+    max_num_batched_tokens: int = 512,
+    max_num_seqs: int = 64,
+) -> ModelRunner:
+    """Load a model file for serving.
+
+    `precision`: "float32" is exact and reproduces transformers' greedy tokens; "bfloat16" rounds weights and
+    activations; "auto" is the fastest that this machine does well (on a CPU: four-bit weights where the file has them
+    for few rows, bfloat16 for many). `max_model_len` None: the model's own. `kv_cache_bytes` None: by the memory free.
+    `device` None: "cuda" where there is one, else "cpu". `threads`: what `engine.threads.configure` returned.
+
+    Raises ModelFileError (the file), EngineMemoryError (it does not fit), ValueError (a parameter out of range).
+    """
+    file = GgufFile(path)
+    source = GgufTensors(file)
+    spec = source.spec
+    max_model_len = spec.max_position if max_model_len is None else max_model_len
+    if not 1 <= max_model_len <= spec.max_position:
+        raise ValueError(
+            f"max_model_len {max_model_len} is outside 1 to {spec.max_position}, the model's context length"
+        )
+    if max_num_batched_tokens < 1 or max_num_seqs < 1:
+        raise ValueError("max_num_batched_tokens and max_num_seqs must be at least 1")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    policy = choose_policy(precision, target, spec, file.num_bytes)
+    block_size = block_size or DEFAULT_BLOCK_SIZE
+    bytes_per_token = kv_bytes_per_token(spec, policy.dtype.itemsize)
+    weights = spec.num_parameters * policy.dtype.itemsize if policy.dense else file.num_bytes
+    num_blocks = choose_num_blocks(
+        bytes_per_token=bytes_per_token,
+        block_size=block_size,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        budget_bytes=kv_cache_bytes,
+        free_bytes=max(0, free_bytes(target) - weights),
+        on_gpu=target.type == "cuda",
+    )
+    config = AttentionConfig(
+        num_layers=spec.num_layers,
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        scale=spec.head_dim**-0.5,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        dtype=policy.dtype,
+        device=target,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_blocks_per_seq=-(-max_model_len // block_size),
+    )
+    attention = build_attention(config)
+    ops = build_ops(target, use_native=policy.use_native)
+    decoder = Decoder(source, policy, attention, ops, max_position=max_model_len)
+    sampler = Sampler(end_ids(read_tokenizer(file, spec.vocab_size)))
+    runner = ModelRunner(decoder, attention, sampler, max_model_len=max_model_len, precision=precision)
+    runner.warm_up()
+    logger.info("loaded %s: %s", path, runner.describe())
+    return runner
