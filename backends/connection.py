@@ -31,6 +31,7 @@ FailureKind = Literal[
 HIGH_WATER_BYTES = 256 * 1024  # unread body bytes at which reading from the socket pauses
 LOW_WATER_BYTES = 64 * 1024
 MAX_HEAD_BYTES = 64 * 1024
+STALE_S = 1.0  # a reused connection that dies sooner after the request was closed before it
 LINGER_S = 1.0  # how long a finished stream may take to end its body before its connection is given up
 
 
@@ -98,6 +99,7 @@ class Exchange:
         "headers",
         "quiet_deadline",
         "quiet_kind",
+        "stale",
         "status",
     )
 
@@ -114,6 +116,7 @@ class Exchange:
         self.headers: dict[str, str] = {}
         self.complete = False  # the whole answer has arrived
         self.draining = False
+        self.stale = False  # the server had closed the connection before the request reached it
         # Monotonic seconds. `deadline` always holds; `quiet_deadline` only while the reader waits for the server, so
         # that a slow reader is never taken for a silent server.
         self.deadline = float("inf")
@@ -155,13 +158,9 @@ class Exchange:
 
     def close(self) -> None:
         """Give the answer up: unless it has arrived whole, its connection breaks now. May be called again."""
-        self._active.discard(self)
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.abandon()
-        if not self.complete and self._error is None:
-            self._error = HttpFailure("disconnected", "the exchange was closed")
-        self.wake()
+        self._pieces.clear()
+        self._size = 0
+        self.fail("disconnected", "the exchange was closed")
 
     def finish(self) -> None:
         """The reader has all it wants and the body is about to end: keep the connection if that happens soon."""
@@ -179,7 +178,11 @@ class Exchange:
         """End the exchange with an error that the reader gets after the pieces that have arrived."""
         if not self.complete and self._error is None:
             self._error = HttpFailure(kind, message)
-        self.close()
+        self._active.discard(self)
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abandon()
+        self.wake()
 
     def add(self, piece: bytes) -> None:
         """Called by the connection with a piece of the body."""
@@ -292,6 +295,8 @@ class Connection(asyncio.Protocol):
         exchange, self._exchange = self._exchange, None
         if exchange is None:
             return
+        untouched = not exchange.status and not self._head_bytes
+        exchange.stale = untouched and self.uses > 1 and time.monotonic() - self.used_at < STALE_S
         delimited = "content-length" in exchange.headers or "transfer-encoding" in exchange.headers
         if exchange.status and not delimited and exc is None:  # the end of the connection is the end of the body
             exchange.end()

@@ -17,7 +17,6 @@ from backends.connection import Connection, Exchange, FailureKind, HttpFailure, 
 __all__ = ["Exchange", "FailureKind", "HttpClient", "HttpFailure", "Origin"]
 
 TICK_S = 0.05  # how late a deadline may be noticed
-STALE_S = 1.0  # a reused connection that dies sooner after the request was stale: the server had closed it
 
 
 class HttpClient:
@@ -66,9 +65,8 @@ class HttpClient:
             connection.start(exchange, request, now)
             try:
                 await exchange.head()
-            except HttpFailure as failure:
-                stale = failure.kind == "disconnected" and connection.uses > 1 and time.monotonic() - now < STALE_S
-                if not stale:
+            except HttpFailure:
+                if not exchange.stale:
                     raise
                 fresh = True
             except BaseException:

@@ -2,8 +2,8 @@
 
 It promises the same events however the bytes are cut (in a character, between CR and LF, in the byte order mark), as
 the HTML standard defines them (section 9.2.6, "Interpreting an event stream"), with two differences for the sake of
-model servers: an event whose final blank line is missing counts when the stream ends, and an event without data (a
-comment that keeps the connection alive) is dropped. The usual `data: {...}\\n\\n` in one piece costs no buffering.
+model servers: the last event counts even if its blank line is missing (it is added), and an event without data, such
+as a comment that keeps the connection alive, is dropped. The usual `data: {...}` in one piece costs no buffering.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SseParser:
         return self._scan()
 
     def close(self) -> list[Parsed]:
-        """The body has ended: return the last event, if it has data and only its blank line is missing."""
+        """The body has ended: the last event counts if it has data and only its blank line is missing."""
         if not self._buffer:
             return []
         events = []
@@ -60,6 +60,7 @@ class SseParser:
                 raw, data, name = events[-1]
                 return [*events[:-1], (raw[:-1], data, name)]
         raw = bytes(self._buffer)
+        raw += b"\n" if raw.endswith((b"\n", b"\r")) else b"\n\n"
         self._buffer.clear()
         parsed = self._parse(raw)
         return [*events, parsed] if parsed else events

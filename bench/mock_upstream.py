@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import dataclasses
 import functools
 import signal
@@ -171,8 +170,8 @@ class MockUpstream:
 
     async def start(self, port: int = 0, host: str = "127.0.0.1") -> None:
         """Listen. Port 0 takes a free one; `port` says which."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Connection(self), host, port, backlog=1024)
+        create = asyncio.get_running_loop().create_server
+        self._server = await create(lambda: _Connection(self), host, port, backlog=1024)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
@@ -262,8 +261,7 @@ class _Connection(asyncio.Protocol):
         url, headers, body = self.url.decode(), self.headers, self.body
         self.url, self.headers, self.body = b"", {}, b""
         if not body:
-            self.transport.write(self._get(url))
-            return
+            return self.transport.write(self._get(url))
         try:
             asked = _ASK.decode(body)
             chosen = self.mock.choose(asked.model)
@@ -287,8 +285,7 @@ class _Connection(asyncio.Protocol):
         if url.endswith("/health"):
             return _http(200 if self.mock.healthy else 503, b"{}")
         if url.endswith("/models"):
-            models = {"object": "list", "data": [{"id": "mock", "object": "model", "owned_by": "mock"}]}
-            return _http(200, msgspec.json.encode(models))
+            return _http(200, b'{"object":"list","data":[{"id":"mock","object":"model","owned_by":"mock"}]}')
         if url.endswith("/__mock/records"):
             return _http(200, msgspec.json.encode([dataclasses.replace(r, body=b"") for r in self.mock.records]))
         if url.endswith("/__mock/counts"):
@@ -399,5 +396,4 @@ if __name__ == "__main__":
     arguments.add_argument("--host", default="127.0.0.1")
     arguments.add_argument("--port", type=int, default=0, help="default: a free port, printed")
     given = arguments.parse_args()
-    with contextlib.suppress(KeyboardInterrupt):
-        uvloop.run(serve(given.host, given.port))
+    uvloop.run(serve(given.host, given.port))

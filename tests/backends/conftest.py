@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Callable
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 import pytest_asyncio
 import uvloop
 
+from backends.connection import Origin
 from backends.dispatch import Attempt, Call, Candidate, Dispatched, Dispatcher
 from backends.http import HttpClient
 from backends.pool import Pool, Timeouts
 from bench.mock_upstream import MockUpstream
 
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Serve = Callable[..., Awaitable[Origin]]
 
-@pytest.fixture(params=[uvloop.EventLoopPolicy, asyncio.DefaultEventLoopPolicy], ids=["uvloop", "asyncio"])
-def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> dict[str, Any]:
     """The gateway runs on uvloop, but nothing here may depend on it."""
-    return request.param()
+    return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
 
 
 @pytest_asyncio.fixture
@@ -111,6 +116,61 @@ async def bench(client: HttpClient) -> AsyncIterator[Bench]:
 
 
 @pytest.fixture
+def deaf_url() -> Iterator[str]:
+    """The base URL of a listener whose backlog is full: further connections are neither accepted nor refused."""
+    with contextlib.ExitStack() as sockets:
+        listener = sockets.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):
+            filler = sockets.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(listener.getsockname())
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+
+
+Eventually = Callable[[Callable[[], object]], Awaitable[None]]
+
+
+@pytest.fixture
+def eventually() -> Eventually:
+    """Wait for something that no event announces. Raises TimeoutError after three seconds."""
+
+    async def until(true: Callable[[], object]) -> None:
+        async with asyncio.timeout(3):
+            while not true():  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+
+    return until
+
+
+@pytest.fixture
 def refused_url(unused_tcp_port_factory: Callable[[], int]) -> str:
     """The base URL of a port on which nobody listens."""
     return f"http://127.0.0.1:{unused_tcp_port_factory()}/v1"
+
+
+@pytest_asyncio.fixture
+async def serve() -> AsyncIterator[Serve]:
+    """Start a server that answers each connection with the given bytes, or by the given function."""
+    servers = []
+
+    async def start(answer: bytes | Handler) -> Origin:
+        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                if isinstance(answer, bytes):
+                    await reader.readuntil(b"\r\n\r\n")
+                    writer.write(answer)
+                    await writer.drain()
+                else:
+                    await answer(reader, writer)
+            finally:
+                writer.close()
+
+        server = await asyncio.start_server(handle, "127.0.0.1", 0)
+        servers.append(server)
+        return Origin(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1")
+
+    yield start
+    for server in servers:
+        server.close()
