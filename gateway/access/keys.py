@@ -55,7 +55,7 @@ class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_minute: int | None
     parallel: int | None
     budget_nanousd: int | None
-    allowed_models: tuple[str, ...] | None
+    allowed_models: list[str] | None
 
     @property
     def state(self) -> str:
@@ -144,7 +144,11 @@ async def list_keys(database: Database) -> list[KeyInfo]:
     )
     async with database.read() as connection:
         found = (await connection.execute(statement.select_from(joined).order_by(keys.c.id))).mappings().all()
-    return [msgspec.convert({**row, "allowed_models": read_models(row["allowed_models"])}, KeyInfo) for row in found]
+    fields = [field for field in KeyInfo.__struct_fields__ if field != "allowed_models"]
+    return [
+        KeyInfo(**{field: row[field] for field in fields}, allowed_models=read_models(row["allowed_models"]))
+        for row in found
+    ]
 
 
 async def find_key(database: Database, reference: str) -> KeyInfo:

@@ -96,8 +96,10 @@ def list_(
     from rich.table import Table
     from rich.text import Text
 
-    columns = ("key", "name", "organisation/team/project", "state", "rpm", "tpm", "parallel", "budget", "models")
-    table = Table(*columns, box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("key", no_wrap=True)
+    for title in ("name", "organisation/team/project", "state", "rpm", "tpm", "parallel", "budget", "models"):
+        table.add_column(title, overflow="fold")
     for info in found:
         owner = f"{info.organisation}/{info.team}/{info.project}"
         limits = [str(n or "-") for n in (info.requests_per_minute, info.tokens_per_minute, info.parallel)]

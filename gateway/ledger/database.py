@@ -74,7 +74,7 @@ class Database:
                 event.listen(engine.sync_engine, "connect", _configure_sqlite)
                 event.listen(engine.sync_engine, "begin", _begin_sqlite)
                 if parsed.database and parsed.database != ":memory:":
-                    Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+                    _create_private(Path(parsed.database))
             else:
                 engine = create_async_engine(parsed, pool_pre_ping=True)
         except ModuleNotFoundError as error:
@@ -202,6 +202,12 @@ def _is_outage_state(error: DBAPIError) -> bool:
     # 40 rollback (deadlock), 55 object not available (lock).
     state = getattr(error.orig, "sqlstate", None) or ""
     return state[:2] in ("08", "53", "57", "58", "40", "55") or "Interface" in type(error).__name__
+
+
+def _create_private(path: Path) -> None:
+    """Make an empty database that only its owner can read; SQLite gives its other files the same mode."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 
 def _begin_sqlite(connection: Connection) -> None:

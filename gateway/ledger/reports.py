@@ -137,7 +137,9 @@ async def explain(database: Database, request_id: str) -> Explanation | None:
     async with database.read() as connection:
         text = await connection.scalar(select(decisions.c.json).where(decisions.c.request_id == request_id))
         statement = select(ledger).where(ledger.c.request_id == request_id).order_by(ledger.c.attempt)
-        rows = [dict(row) for row in (await connection.execute(statement)).mappings()]
+        rows = [
+            {str(name): value for name, value in row._asdict().items()} for row in await connection.execute(statement)
+        ]
     for row in rows:
         row["tags"] = msgspec.json.decode(row["tags"])
     if text is None and not rows:

@@ -94,9 +94,12 @@ class LedgerWriter:
             try:
                 await self.flush()
                 delay = self._interval_s
-            except (DBAPIError, OSError) as error:
+            except Exception as error:
+                # Whatever it is, this loop is the only way into the database: it must outlive the fault.
                 if self.last_error is None:
-                    logger.error("the database is out, rows stay in the journal meanwhile: %s", _reason(error))
+                    expected = is_outage(error)
+                    text = "rows stay in the journal, the database does not take them: %s"
+                    logger.error(text, _reason(error), exc_info=None if expected else error)
                 self.last_error = _reason(error)
                 delay = min(MAX_BACKOFF_S, delay * 2)
 

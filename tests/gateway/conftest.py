@@ -1,0 +1,83 @@
+"""Databases for the tests of keys and ledger: SQLite in a file, and a PostgreSQL server of the test run's own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.ledger.database import Database
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[tuple[str, Path]]:
+    """A PostgreSQL server on a Unix socket: its URL without a database, and its data folder."""
+    binaries = _postgres_binaries()
+    if binaries is None:
+        pytest.skip("PostgreSQL's initdb and pg_ctl are not installed (Debian: postgresql): that path is NOT tested")
+    # Its server refuses to run as root, and its own account cannot enter a private temporary folder.
+    account = pwd.getpwnam("postgres" if os.getuid() == 0 else pwd.getpwuid(os.getuid()).pw_name)
+    home = Path(tempfile.mkdtemp(prefix="pg-"))
+    os.chown(home, account.pw_uid, account.pw_gid)
+
+    def run(*command: str) -> None:
+        drop = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []} if os.getuid() == 0 else {}
+        done = subprocess.run(command, cwd=home, capture_output=True, text=True, check=False, **drop)  # type: ignore[call-overload]
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    data = home / "data"
+    options = f"-c listen_addresses='' -c unix_socket_directories={home} -c fsync=off"
+    try:
+        run(str(binaries / "initdb"), "-D", str(data), "-U", "tierline", "--auth=trust", "--no-sync", "-E", "UTF8")
+        run(str(binaries / "pg_ctl"), "-D", str(data), "-l", str(home / "log"), "-w", "-o", options, "start")
+        yield f"postgresql://tierline@/{{name}}?host={home}", data
+    finally:
+        with contextlib.suppress(AssertionError):
+            run(str(binaries / "pg_ctl"), "-D", str(data), "-m", "immediate", "-w", "stop")
+        shutil.rmtree(home)
+
+
+@pytest.fixture
+async def postgres_url(postgres_server: tuple[str, Path]) -> AsyncIterator[str]:
+    """The URL of an empty database."""
+    import asyncpg
+
+    template, data = postgres_server
+    admin = await asyncpg.connect(user="tierline", database="postgres", host=str(data.parent))
+    name = f"test_{os.getpid()}_{os.urandom(4).hex()}"
+    await admin.execute(f"CREATE DATABASE {name}")
+    try:
+        yield template.format(name=name)
+    finally:
+        await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        await admin.close()
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database of each kind in turn."""
+    if request.param == "postgresql":
+        return str(request.getfixturevalue("postgres_url"))
+    return f"sqlite:///{tmp_path}/tierline.db"
+
+
+@pytest.fixture
+async def database(database_url: str) -> AsyncIterator[Database]:
+    """A migrated database of each kind in turn."""
+    opened = await Database.open(database_url)
+    yield opened
+    await opened.close()
+
+
+def _postgres_binaries() -> Path | None:
+    found = shutil.which("pg_ctl")
+    places = [Path(found).resolve().parent] if found else []
+    places += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    return next((place for place in places if (place / "initdb").exists() and (place / "pg_ctl").exists()), None)

@@ -1,0 +1,393 @@
+"""The journal: nothing that was appended is lost, whatever is cut, killed, full or torn."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gateway.ledger import frames
+from gateway.ledger.journal import Journal, JournalBusy, JournalFailed, JournalFull, Position
+from gateway.ledger.records import Close, Decided, Open, Progress, Record, decode, encode
+from gateway.ledger.rows import Decision, LedgerRow
+
+SMALL = 64 * 1024
+
+
+def row(attempt_id: str, **fields: int | str) -> LedgerRow:
+    return LedgerRow(attempt_id=attempt_id, request_id="r", attempt=1, ts_ms=1, **fields)  # type: ignore[arg-type]
+
+
+def contents(journal: Journal) -> list[Record]:
+    """Every record on disk, oldest first."""
+    found: list[Record] = []
+    for segment in journal.segments():
+        buffer, salt = journal.load(Position(segment, 0))
+        found += [decode(f.payload) for f in frames.unpack(buffer, salt, frames.HEADER_BYTES) if f.payload is not None]
+    return found
+
+
+def closed(journal: Journal) -> list[str]:
+    return [record.row.attempt_id for record in contents(journal) if isinstance(record, Close)]
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    opened = Journal.open(tmp_path, segment_bytes=SMALL)
+    yield opened
+    opened.close()
+
+
+def test_records_come_back_in_order(journal: Journal) -> None:
+    records: list[Record] = [
+        Open(row("a")),
+        Progress("a", 5, 7),
+        Decided(Decision(request_id="r", ts_ms=1, features={"x": [1, "y"]}, candidates=[{"model": "m"}])),
+        Close(row("a", cost_nanousd=2**62, error="ü" * 100)),
+    ]
+    for record in records:
+        journal.append(record)
+    assert contents(journal) == records
+    assert journal.closes == 1
+    assert journal.open_attempts == 0
+
+
+def test_open_attempts_become_interrupted_rows(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path)
+    journal.append(Open(row("kept", input_tokens=100, cost_nanousd=1000)))
+    journal.append(Open(row("done")))
+    journal.append(Open(row("started", input_tokens=50, cost_nanousd=500)))
+    journal.append(Progress("kept", 20, 1200))
+    journal.append(Progress("kept", 40, 1400))
+    journal.append(Close(row("done", outcome="success")))
+    journal.close()
+    for _ in range(2):
+        # The second time finds nothing left to close: the first one's rows are in the journal.
+        again = Journal.open(tmp_path)
+        interrupted = {record.row.attempt_id: record.row for record in contents(again) if isinstance(record, Close)}
+        assert Counter(closed(again)) == Counter(["done", "kept", "started"])
+        kept, started = interrupted["kept"], interrupted["started"]
+        assert (kept.outcome, kept.usage_source) == ("interrupted", "estimated")
+        assert (kept.input_tokens, kept.output_tokens, kept.cost_nanousd) == (100, 40, 1400)
+        assert (started.input_tokens, started.output_tokens, started.cost_nanousd) == (50, 0, 500)
+        assert again.closes == 3
+        again.close()
+
+
+def test_one_process_at_a_time(journal: Journal, tmp_path: Path) -> None:
+    with pytest.raises(JournalBusy, match="another running process"):
+        Journal.open(tmp_path)
+    journal.append(Close(row("a")))
+
+
+def test_segments_rotate_and_go_when_they_are_stored(journal: Journal) -> None:
+    journal.append(Open(row("long", output_tokens=1)))
+    journal.append(Progress("long", 2, 3))
+    for n in range(500):
+        journal.append(Open(row(str(n))))
+        journal.append(Close(row(str(n), error="x" * 500)))
+    assert len(journal.segments()) > 3
+    journal.carry(journal.end.segment)
+    journal.sync()
+    journal.drop(journal.end.segment)
+    assert journal.segments() == [journal.end.segment]
+    left = contents(journal)
+    assert [r.row.attempt_id for r in left if isinstance(r, Open) and r.row.attempt_id == "long"] == ["long"]
+    assert [r for r in left if isinstance(r, Progress)] == [Progress("long", 2, 3)]
+    journal.close()
+    again = Journal.open(journal.directory)
+    assert [(r.attempt_id, r.output_tokens) for r in again.interrupted] == [("long", 2)]
+    again.close()
+    journal.__dict__.update(Journal.open(journal.directory).__dict__)  # the fixture closes it
+
+
+def test_a_segment_gives_back_what_it_did_not_need(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path)
+    journal.append(Close(row("a")))
+    journal.close()
+    assert sum(path.stat().st_size for path in tmp_path.glob("*.journal")) < 1000
+
+
+def test_progress_of_an_unknown_attempt_is_a_mistake(journal: Journal) -> None:
+    with pytest.raises(ValueError, match="not open"):
+        journal.append(Progress("nobody", 1, 1))
+
+
+def test_a_torn_tail_loses_only_what_was_torn(tmp_path: Path) -> None:
+    """Cut the file at every byte: all whole records before the cut come back, and the journal opens and works."""
+    whole = tmp_path / "whole"
+    journal = Journal.open(whole)
+    ends = []
+    for n in range(4):
+        journal.append(Close(row(str(n))))
+        ends.append(journal.end.offset)
+    path = whole / f"{journal.end.segment:012d}.journal"
+    journal.close()
+    content = path.read_bytes()
+    assert len(content) == ends[-1]
+    torn = tmp_path / "torn"
+    for cut in range(len(content) + 1):
+        torn.mkdir()
+        (torn / path.name).write_bytes(content[:cut])
+        again = Journal.open(torn, segment_bytes=SMALL)
+        expected = [str(n) for n in range(4) if ends[n] <= cut]
+        assert closed(again) == expected, cut
+        assert again.closes == len(expected)
+        again.append(Close(row("new")))
+        assert closed(again) == [*expected, "new"]
+        again.close()
+        for file in torn.iterdir():
+            file.unlink()
+        torn.rmdir()
+
+
+def test_damage_in_the_middle_costs_only_the_damaged_record(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    journal = Journal.open(tmp_path)
+    starts = []
+    for n in range(5):
+        starts.append(journal.end.offset)
+        journal.append(Close(row(str(n))))
+    path = tmp_path / f"{journal.end.segment:012d}.journal"
+    journal.close()
+    content = bytearray(path.read_bytes())
+    content[starts[2] + 30] ^= 0x55
+    path.write_bytes(content)
+    again = Journal.open(tmp_path)
+    assert closed(again) == ["0", "1", "3", "4"]
+    assert f"bytes {starts[2]} to {starts[3]}" in caplog.text
+    again.close()
+
+
+@given(st.binary(max_size=300), st.lists(st.binary(max_size=50), max_size=5), st.integers(0, 2**32 - 1))
+def test_frames_survive_garbage_between_them(garbage: bytes, payloads: list[bytes], salt: int) -> None:
+    buffer = garbage + b"".join(frames.pack(payload, salt) for payload in payloads)
+    found = [frame for frame in frames.unpack(buffer, salt) if frame.payload is not None]
+    assert [frame.payload for frame in found][-len(payloads) :] == payloads or not payloads
+    assert all(buffer[frame.start : frame.end] for frame in found)
+
+
+def test_a_clients_bytes_never_pass_for_a_record(tmp_path: Path) -> None:
+    """A whole frame inside a torn one, as a client might send it, needs the segment's secret salt."""
+    forged = frames.pack(encode(Close(row("forged"))), 0)
+    salt = 12345
+    inner = encode(Close(row("real", error=forged.decode("latin-1"))))
+    torn = frames.pack(inner + forged, salt)[:-1]
+    assert [frame.payload for frame in frames.unpack(torn, salt)] == [None]
+
+
+def test_records_of_a_newer_version_are_not_thrown_away(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path)
+    journal._write(b"\x81\xa4type\xa6future")
+    journal.close()
+    with pytest.raises(JournalFailed, match="newer version"):
+        Journal.open(tmp_path)
+
+
+def test_unknown_fields_and_missing_ones_survive_an_upgrade() -> None:
+    import msgspec
+
+    raw = {"type": "close", "row": {"attempt_id": "a", "request_id": "r", "attempt": 1, "ts_ms": 1, "later": 5}}
+    assert decode(msgspec.msgpack.encode(raw)) == Close(row("a"))
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.integers(0, 40), max_size=150))
+def test_any_sequence_leaves_one_row_per_attempt(tmp_path_factory: pytest.TempPathFactory, choices: list[int]) -> None:
+    directory = tmp_path_factory.mktemp("journal")
+    journal = Journal.open(directory, segment_bytes=8192)
+    started: list[str] = []
+    running: list[str] = []
+    ended: list[str] = []
+    for n, choice in enumerate(choices):
+        if choice < 15 or not running:
+            journal.append(Open(row(str(n))))
+            started.append(str(n))
+            running.append(str(n))
+        elif choice < 25:
+            journal.append(Progress(running[choice % len(running)], n, n))
+        elif choice < 38:
+            ended.append(running.pop(choice % len(running)))
+            journal.append(Close(row(ended[-1], outcome="success")))
+        else:
+            # What the writer does once it has stored everything.
+            before = journal.end.segment
+            stored = [r.row.attempt_id for r in contents(journal) if isinstance(r, Close)]
+            journal.carry(before)
+            journal.drop(before)
+            left = set(closed(journal))
+            ended = [attempt for attempt in ended if attempt not in stored or attempt in left]
+    journal.close()
+    again = Journal.open(directory, segment_bytes=8192)
+    assert Counter(closed(again)) == Counter(ended + running)
+    assert {r.attempt_id for r in again.interrupted} == set(running)
+    again.close()
+
+
+_LIMITED = """
+    import os, resource, signal, sys
+    from pathlib import Path
+    from gateway.ledger.journal import Journal, JournalFull
+    from gateway.ledger.records import Close, Open
+    from gateway.ledger.rows import LedgerRow
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    row = lambda n: LedgerRow(attempt_id=str(n), request_id="r", attempt=1, ts_ms=1)
+    journal = Journal.open(Path(sys.argv[1]), segment_bytes=65536)
+    # From here on the kernel lets no file grow to that size: no second segment can be made.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (65535, resource.RLIM_INFINITY))
+    opened = 0
+    try:
+        while True:
+            journal.append(Open(row(opened)))
+            opened += 1
+    except JournalFull as error:
+        assert "disk space" in str(error) and journal.error == str(error), error
+    for n in range(opened):
+        closing = row(n)
+        closing.set_error("e" * 2000)
+        journal.append(Close(closing))
+    try:
+        for n in range(1000):
+            journal.append(Open(row(f"late {n}")))
+            journal.append(Close(row(f"late {n}")))
+        raise SystemExit("a journal without room accepted everything")
+    except JournalFull:
+        pass
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    journal.append(Open(row("again")))
+    assert journal.error is None
+    print(opened)
+    journal.close()
+"""
+
+
+def test_a_full_disk_refuses_new_attempts_and_closes_all_old_ones(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(_LIMITED), str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    opened = int(done.stdout)
+    assert opened > 5
+    journal = Journal.open(tmp_path)
+    assert set(closed(journal)) >= {str(n) for n in range(opened)}
+    assert [r.attempt_id for r in journal.interrupted if not r.attempt_id.startswith("late")] == ["again"]
+    journal.close()
+
+
+def test_no_room_at_all_is_said_at_once(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(JournalFull, match="disk space"):
+            Journal.open(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    Journal.open(tmp_path).close()
+
+
+def test_a_disk_that_cannot_sync_stops_new_attempts_until_it_can(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    journal.append(Open(row("running")))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", broken)
+        with pytest.raises(JournalFailed, match="failed to sync"):
+            journal.sync()
+        with pytest.raises(JournalFailed, match="failed to sync"):
+            journal.append(Open(row("refused")))
+        journal.append(Close(row("running")))
+    journal.sync()
+    journal.append(Open(row("accepted")))
+    assert journal.error is None
+
+
+_KILLED = """
+    import os, sys
+    from pathlib import Path
+    from gateway.ledger.journal import Journal
+    from gateway.ledger.records import Close, Open
+    from gateway.ledger.rows import LedgerRow, new_id
+
+    journal = Journal.open(Path(sys.argv[1]), segment_bytes=262144)
+    while True:
+        row = LedgerRow(attempt_id=new_id(), request_id="r", attempt=1, ts_ms=1)
+        journal.append(Open(row))
+        row.outcome = "success"
+        journal.append(Close(row))
+        os.write(1, (row.attempt_id + "\\n").encode())
+"""
+
+
+def test_kill_9_loses_no_row_that_was_reported(tmp_path: Path) -> None:
+    """Three times over the same directory: a process appends and reports as fast as it can, and is killed."""
+    reported: list[str] = []
+    for wait_s in (0.3, 0.05, 0.4):
+        process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(_KILLED), str(tmp_path)], stdout=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        time.sleep(wait_s)
+        process.send_signal(signal.SIGKILL)
+        lines = (first + process.communicate()[0]).decode().split("\n")
+        reported += lines[:-1]
+    assert len(reported) > 1000
+    journal = Journal.open(tmp_path)
+    found = [record.row for record in contents(journal) if isinstance(record, Close)]
+    times = Counter(row.attempt_id for row in found)
+    assert all(times[attempt] == 1 for attempt in reported)
+    # Beyond those reported there is at most the one that each process was working on.
+    assert len(times) - len(set(reported)) <= 3
+    assert {row.outcome for row in found if row.attempt_id in set(reported)} == {"success"}
+    journal.close()
+
+
+def test_a_stale_checkpoint_never_skips_a_new_segment(tmp_path: Path) -> None:
+    """The checkpoint survives but the segment it points into does not: its number must not be taken for the new one."""
+    journal = Journal.open(tmp_path)
+    journal.append(Close(row("lost")))
+    journal.save_checkpoint(journal.end)
+    journal.close()
+    for path in tmp_path.glob("*.journal"):
+        path.unlink()
+    for n in range(3):
+        again = Journal.open(tmp_path)
+        again.append(Close(row(f"new {n}")))
+        again.close()
+    last = Journal.open(tmp_path)
+    assert last.closes == 3
+    assert last.checkpoint <= Position(last.segments()[0], frames.HEADER_BYTES)
+    last.close()
+
+
+def test_an_unreadable_checkpoint_repeats_the_work(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    journal = Journal.open(tmp_path)
+    journal.append(Close(row("a")))
+    journal.save_checkpoint(journal.end)
+    journal.close()
+    (tmp_path / "checkpoint").write_bytes(b"{")
+    again = Journal.open(tmp_path)
+    assert again.closes == 1
+    assert "checkpoint is unreadable" in caplog.text
+    again.close()
+
+
+def test_the_journal_is_private(journal: Journal) -> None:
+    assert journal.directory.stat().st_mode & 0o777 in (0o700, 0o755)  # tmp_path itself was made by pytest
+    assert all(path.stat().st_mode & 0o077 == 0 for path in journal.directory.glob("*.journal"))
