@@ -145,7 +145,7 @@ class MemoryLimiter:
         hold.cost_nanousd += more_cost
         return True
 
-    def budget_used(self, scopes: Iterable[Scope]) -> dict[str, float]:
+    async def budget_used(self, scopes: Iterable[Scope]) -> dict[str, float]:
         self._reclaim(self._clock())
         return _budget_used([(scope, self._counters(scope.id)) for scope in scopes])
 

@@ -143,6 +143,6 @@ class Limiter(Protocol):
         """
         ...
 
-    def budget_used(self, scopes: Iterable[Scope]) -> dict[str, float]:
-        """Used share of the monthly budget of each scope that has one, by scope id. From memory, without waiting."""
+    async def budget_used(self, scopes: Iterable[Scope]) -> dict[str, float]:
+        """Used share of the monthly budget of each scope that has one, by scope id."""
         ...
