@@ -52,6 +52,7 @@ class Document:
     data: Any
     keys: Mapping[Location, tuple[int, int]]
     values: Mapping[Location, tuple[int, int]]
+    lines: tuple[str, ...] = ()
 
     def position(self, path: Location) -> tuple[int, int]:
         """Where `path` stands, or the nearest parent that exists in the file."""
@@ -60,6 +61,32 @@ class Document:
             if found:
                 return found
         return (1, 1)
+
+    def position_inside(self, path: Location, text: str, offset: int) -> tuple[int, int]:
+        """Where the character at `offset` of the scalar `text` at `path` stands in the file.
+
+        Counts the characters that are not blank, from the start of the value: right for plain, quoted, literal and
+        folded scalars alike; escapes inside double quotes shift it by their length.
+        """
+        start = self.values.get(path)
+        if start is None or not self.lines:
+            return self.position(path)
+        wanted = len("".join(text[:offset].split()))
+        line, column = start[0] - 1, start[1] - 1
+        first = self.lines[line][column : column + 1]
+        if first in ("|", ">"):
+            line, column = line + 1, 0
+        elif first in ("'", '"'):
+            column += 1
+        while line < len(self.lines):
+            for index in range(column, len(self.lines[line])):
+                if self.lines[line][index].isspace():
+                    continue
+                if wanted == 0:
+                    return (line + 1, index + 1)
+                wanted -= 1
+            line, column = line + 1, 0
+        return start
 
     def problem(self, path: Location, message: str, suggestion: str | None = None) -> Problem:
         line, column = self.position(path)
@@ -74,6 +101,8 @@ def _mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[Hashable,
     seen: dict[Hashable, Any] = {}
     for key_node, _ in node.value:
         key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, Hashable):
+            raise yaml.MarkedYAMLError(problem="a key must be a simple value", problem_mark=key_node.start_mark)
         if key in seen:
             raise yaml.MarkedYAMLError(problem=f"the key '{key}' stands twice", problem_mark=key_node.start_mark)
         seen[key] = None
@@ -101,25 +130,35 @@ def parse(text: str, file: str) -> Document:
         ) from error
     except yaml.YAMLError as error:
         raise InvalidFile([Problem(file, 1, 1, f"not valid YAML: {error}.")]) from error
+    except RecursionError as error:
+        raise InvalidFile([Problem(file, 1, 1, "not valid YAML: nested too deeply.")]) from error
     keys: dict[Location, tuple[int, int]] = {}
     values: dict[Location, tuple[int, int]] = {}
-    if root is not None:
-        _walk(root, (), keys, values)
-    return Document(file, data, keys, values)
+    if root is not None and not _walk(root, keys, values):
+        raise InvalidFile([Problem(file, 1, 1, "not valid YAML: aliases that repeat each other make it too large.")])
+    return Document(file, data, keys, values, tuple(text.split("\n")))
 
 
-def _walk(
-    node: yaml.Node, path: Location, keys: dict[Location, tuple[int, int]], values: dict[Location, tuple[int, int]]
-) -> None:
-    values[path] = (node.start_mark.line + 1, node.start_mark.column + 1)
-    if isinstance(node, yaml.MappingNode):
-        for key_node, value_node in node.value:
-            child = (*path, str(key_node.value))
-            keys[child] = (key_node.start_mark.line + 1, key_node.start_mark.column + 1)
-            _walk(value_node, child, keys, values)
-    elif isinstance(node, yaml.SequenceNode):
-        for i, item in enumerate(node.value):
-            _walk(item, (*path, i), keys, values)
+# Aliases can make a small text stand for a huge (or endless) tree; no configuration is near this many nodes.
+_MAX_NODES = 50_000
+
+
+def _walk(root: yaml.Node, keys: dict[Location, tuple[int, int]], values: dict[Location, tuple[int, int]]) -> bool:
+    """Note where every key and value stands; False where the tree is larger than any honest file."""
+    waiting: list[tuple[yaml.Node, Location]] = [(root, ())]
+    while waiting:
+        node, path = waiting.pop()
+        if len(values) >= _MAX_NODES:
+            return False
+        values[path] = (node.start_mark.line + 1, node.start_mark.column + 1)
+        if isinstance(node, yaml.MappingNode):
+            for key_node, value_node in node.value:
+                child = (*path, str(key_node.value))
+                keys[child] = (key_node.start_mark.line + 1, key_node.start_mark.column + 1)
+                waiting.append((value_node, child))
+        elif isinstance(node, yaml.SequenceNode):
+            waiting += [(item, (*path, i)) for i, item in enumerate(node.value)]
+    return True
 
 
 def validate(document: Document, model: type[ModelT]) -> ModelT:

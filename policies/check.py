@@ -1,0 +1,67 @@
+"""`tierline policy check`: all problems of a folder or of one file, as a report for people, programs and CI."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from policies.load import load, load_file
+from policies.yamlfile import InvalidFile, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Errors block a policy, warnings do not. `policies` are the names that would be in force."""
+
+    errors: tuple[Problem, ...]
+    warnings: tuple[Problem, ...]
+    policies: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.errors
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "policies": list(self.policies),
+            "errors": [asdict(problem) for problem in self.errors],
+            "warnings": [asdict(problem) for problem in self.warnings],
+        }
+
+    def as_text(self) -> str:
+        """`FILE:LINE:COLUMN: error: message`, one problem to the line, and a last line that sums up."""
+        lines = [_line(problem) for problem in (*self.errors, *self.warnings)]
+        if self.ok:
+            names = ", ".join(self.policies)
+            lines.append(f"{_count(len(self.policies), 'policy', 'policies')} checked, no error: {names}")
+        else:
+            lines.append(f"{_count(len(self.errors), 'error', 'errors')}: the last good version stays in force")
+        return "\n".join(lines)
+
+
+def check(
+    path: Path,
+    tiers_served: Collection[str] | None = None,
+    models_served: Collection[str] | None = None,
+) -> Report:
+    """Check a folder, or one file by itself (then conflicts with other policies are not looked for)."""
+    try:
+        if path.is_dir() or not path.exists():
+            found = load(path, tiers_served, models_served)
+            return Report((), found.warnings, tuple(policy.name for policy in found.policies))
+        policy, _, warnings = load_file(path, tiers_served, models_served)
+        return Report((), tuple(warnings), (policy.name,))
+    except InvalidFile as error:
+        return Report(tuple(error.problems), (), ())
+
+
+def _line(problem: Problem) -> str:
+    head, _, rest = str(problem).partition(f":{problem.line}:{problem.column}: ")
+    return f"{head}:{problem.line}:{problem.column}: {problem.severity}: {rest}"
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"

@@ -1,0 +1,140 @@
+"""Why a request goes where it goes: the decision, every rule on the way to it, and what the rules saw.
+
+The same text for `tierline policy explain`, the console and the log; `as_json` is the same for programs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cel
+
+from policies.evaluate import Decision, decide
+from policies.expression import ConditionError
+from policies.facts import VARIABLES, Facts
+from policies.load import Policy, PolicySet, Rule, Subject
+
+_LONG = 60  # characters of a text variable that are worth showing
+
+
+@dataclass(frozen=True, slots=True)
+class RuleOutcome:
+    """One rule and what it said: `matched`, `not matched`, `failed: ...`, or `not reached` after the deciding one."""
+
+    rule: Rule
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A decision with its grounds."""
+
+    subject: Subject
+    policy: Policy
+    facts: Facts
+    decision: Decision
+    rules: tuple[RuleOutcome, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data: policy, decision, rules, facts, settings."""
+        decision = self.decision
+        budget = decision.budget
+        return {
+            "policy": {"name": self.policy.name, "version": self.policy.version, "file": self.policy.file},
+            "subject": {name: getattr(self.subject, name) for name in Subject.__slots__},
+            "decision": {
+                "tier": decision.tier,
+                "model": decision.model,
+                "requested_tier": decision.requested_tier,
+                "rule": decision.rule,
+                "rule_index": decision.rule_index,
+                "why": decision.why,
+                "fallback_tiers": list(decision.fallback_tiers),
+                "fallback_reason": decision.fallback_reason,
+                "p_success": decision.auto.p_success if decision.auto else None,
+                "rule_errors": list(decision.rule_errors),
+            },
+            "rules": [
+                {
+                    "name": item.rule.name,
+                    "line": item.rule.line,
+                    "when": item.rule.route.when,
+                    "target": target(item.rule),
+                    "outcome": item.outcome,
+                }
+                for item in self.rules
+            ],
+            "facts": shown(self.facts),
+            "settings": {
+                "cache": decision.cache.model_dump(mode="json"),
+                "limits": decision.limits.model_dump(mode="json"),
+                "budget": budget.model_dump(mode="json") if budget else None,
+            },
+        }
+
+    def as_text(self) -> str:
+        """A few lines for people."""
+        decision = self.decision
+        lines = [f"policy   {self.policy.name} ({self.policy.version}), {self.policy.file}"]
+        goes = f"model {decision.model}" if decision.model else f"tier {decision.tier or 'none'}"
+        lines.append(f"goes to  {goes}")
+        lines.append(f"because  {decision.why}")
+        if decision.fallback_reason:
+            lines.append(f"note     {decision.fallback_reason}")
+        if decision.fallback_tiers:
+            lines.append(f"then     {', '.join(decision.fallback_tiers)}, where no backend answers")
+        if decision.auto and decision.auto.p_success:
+            odds = ", ".join(f"{tier} {p:.2f}" for tier, p in decision.auto.p_success.items())
+            lines.append(f"success  {odds}")
+        lines.append("rules")
+        lines += [f"  line {i.rule.line:<4} {i.rule.name:<24} {target(i.rule):<14} {i.outcome}" for i in self.rules]
+        if not self.rules:
+            lines.append(f"  none; the default is tier {self.policy.document.default}")
+        lines.append("facts")
+        lines += [f"  {name:<16} {value}" for name, value in shown(self.facts).items()]
+        return "\n".join(lines)
+
+
+def explain(policies: PolicySet, subject: Subject, facts: Facts) -> Explanation:
+    """Decide a request and say why. Raises as `PolicySet.resolve` and `evaluate.decide`."""
+    policy = policies.resolve(subject)
+    decision = decide(policy, facts)
+    return Explanation(subject, policy, facts, decision, tuple(_outcomes(policy, facts, decision)))
+
+
+def target(rule: Rule) -> str:
+    """Where a rule sends requests, in words."""
+    return f"model {rule.route.model}" if rule.route.model else f"tier {rule.route.tier}"
+
+
+def shown(facts: Facts) -> dict[str, Any]:
+    """The variables and their values; long texts are cut, those of the classifier appear where it was asked."""
+    values: dict[str, Any] = {}
+    for name in VARIABLES:
+        try:
+            value = facts.variables([name])[name]
+        except ValueError:
+            continue
+        if isinstance(value, str) and len(value) > _LONG:
+            value = f"{value[:_LONG]}… ({len(value)} characters)"
+        values[name] = round(value, 3) if isinstance(value, float) else value
+    return values
+
+
+def _outcomes(policy: Policy, facts: Facts, decision: Decision) -> list[RuleOutcome]:
+    """What each rule said. Rules after the deciding one, or all where no rule decided, are looked at no more."""
+    asked = decision.rule == "default" or decision.rule_index is not None
+    context = cel.Context(variables=facts.variables(policy.variables)) if asked else None
+    found: list[RuleOutcome] = []
+    for rule in policy.rules:
+        if context is None or (decision.rule_index is not None and rule.index > decision.rule_index):
+            found.append(RuleOutcome(rule, "not reached"))
+        elif rule.condition is None:
+            found.append(RuleOutcome(rule, "matched"))
+        else:
+            try:
+                found.append(RuleOutcome(rule, "matched" if rule.condition.holds(context) else "not matched"))
+            except ConditionError as error:
+                found.append(RuleOutcome(rule, f"failed: {error}"))
+    return found

@@ -1,0 +1,152 @@
+"""What a rule may look at: the variables of `when` expressions, and how they are read from a chat request.
+
+`VARIABLES` is the one list of them: the checker, the evaluator and the reference page all use it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from tiers.features import estimate_prompt_tokens, estimate_tokens, has_images, text_of, wants_json
+from tiers.task import TASKS, TaskProfile
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One variable: its CEL type, what it means, and the values it can have where they are few."""
+
+    type: str
+    meaning: str
+    values: tuple[str, ...] = ()
+
+
+VARIABLES: Final[dict[str, Variable]] = {
+    "prompt_tokens": Variable("int", "Estimated tokens of all messages and tools."),
+    "max_tokens": Variable("int", "Bound of the answer that the client asked for; 0 where it gave none."),
+    "message_count": Variable("int", "Number of messages."),
+    "turns": Variable("int", "Number of user messages."),
+    "task": Variable("string", "What the request is about, as the classifier sees it.", TASKS),
+    "task_confidence": Variable("double", "How sure the classifier is, 0 to 1."),
+    "complexity": Variable("double", "How hard the request looks, 0 to 1: the share of models that would fail."),
+    "in_distribution": Variable("bool", "False where the text is unlike anything the classifier knows."),
+    "has_tools": Variable("bool", "Whether the request offers tools."),
+    "has_images": Variable("bool", "Whether a message holds an image."),
+    "wants_json": Variable("bool", "Whether the answer is bound to JSON (response_format)."),
+    "stream": Variable("bool", "Whether the client wants a stream."),
+    "temperature": Variable("double", "Temperature of the request; 1.0 where it gave none."),
+    "system_text": Variable("string", "Text of the system and developer messages."),
+    "user_text": Variable("string", "Text of the last user message."),
+    "model": Variable("string", "Model that the client asked for; 'auto' where the policy chooses."),
+    "organisation": Variable("string", "Organisation of the key."),
+    "team": Variable("string", "Team of the key."),
+    "project": Variable("string", "Project of the key or of the request."),
+    "key": Variable("string", "Id of the key."),
+    "tags": Variable("list", "Tags of the request (header x-tierline-tags)."),
+    "hour": Variable("int", "Hour of the day, 0 to 23, local time of the gateway."),
+    "weekday": Variable("int", "Day of the week, 1 (Monday) to 7 (Sunday), local time of the gateway."),
+    "budget": Variable("map", "budget.used: share of the month's budget that is spent, 0 where there is none."),
+}
+# Fields of variables of type map, with their types.
+MEMBERS: Final[dict[str, dict[str, str]]] = {"budget": {"used": "double"}}
+# Variables that need the classifier; a policy that uses none of them (and no `tier: auto`) does not pay for it.
+PROFILE_VARIABLES: Final = frozenset({"task", "task_confidence", "complexity", "in_distribution"})
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """One request as the rules see it. `pinned_tier` is the tier that the client fixed by header, if it did.
+
+    `profile` is needed where a rule uses the classifier (`Policy.needs_profile`) and may be None elsewhere.
+    """
+
+    prompt_tokens: int = 0
+    max_tokens: int = 0
+    message_count: int = 1
+    turns: int = 1
+    has_tools: bool = False
+    has_images: bool = False
+    wants_json: bool = False
+    stream: bool = False
+    temperature: float = 1.0
+    system_text: str = ""
+    user_text: str = ""
+    model: str = "auto"
+    organisation: str = ""
+    team: str = ""
+    project: str = ""
+    key: str = ""
+    tags: tuple[str, ...] = ()
+    hour: int = 12
+    weekday: int = 1
+    budget_used: float = 0.0
+    profile: TaskProfile | None = None
+    pinned_tier: str | None = None
+
+    def variables(self, names: Iterable[str]) -> dict[str, Any]:
+        """The named variables as CEL gets them.
+
+        Raises:
+            ValueError: a variable of the classifier is asked for and there is no profile.
+        """
+        return {name: self._variable(name) for name in names}
+
+    def _variable(self, name: str) -> Any:
+        if name in PROFILE_VARIABLES:
+            if self.profile is None:
+                raise ValueError(f"'{name}' needs the task classifier's profile, and these facts have none")
+            return getattr(self.profile, "confidence" if name == "task_confidence" else name)
+        if name == "budget":
+            return {"used": self.budget_used}
+        if name == "tags":
+            return list(self.tags)
+        return getattr(self, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Who asks and when: what a chat request itself does not say."""
+
+    organisation: str = ""
+    team: str = ""
+    project: str = ""
+    key: str = ""
+    tags: tuple[str, ...] = ()
+    budget_used: float = 0.0
+    pinned_tier: str | None = None
+    now: datetime = field(default_factory=datetime.now)
+
+
+def from_chat(body: Mapping[str, Any], context: Context, profile: TaskProfile | None = None) -> Facts:
+    """Facts of a chat request (`POST /v1/chat/completions`, already checked for types)."""
+    messages = body["messages"]
+    tools = body.get("tools") or body.get("functions") or []
+    users = [message for message in messages if message.get("role") == "user"]
+    temperature = body.get("temperature")
+    return Facts(
+        prompt_tokens=estimate_prompt_tokens(messages) + (estimate_tokens(json.dumps(tools)) if tools else 0),
+        max_tokens=body.get("max_completion_tokens") or body.get("max_tokens") or 0,
+        message_count=len(messages),
+        turns=len(users),
+        has_tools=bool(tools),
+        has_images=has_images(messages),
+        wants_json=wants_json(body.get("response_format")),
+        stream=bool(body.get("stream")),
+        temperature=1.0 if temperature is None else float(temperature),
+        system_text="\n".join(text_of(m) for m in messages if m.get("role") in ("system", "developer")),
+        user_text=text_of(users[-1]) if users else "",
+        model=body.get("model", "auto"),
+        organisation=context.organisation,
+        team=context.team,
+        project=context.project,
+        key=context.key,
+        tags=context.tags,
+        hour=context.now.hour,
+        weekday=context.now.isoweekday(),
+        budget_used=context.budget_used,
+        profile=profile,
+        pinned_tier=context.pinned_tier,
+    )

@@ -1,0 +1,180 @@
+"""What a policy file may say: every key, its type, its default and what it means.
+
+This is the one source of the reference page and of `schema.json`, which editors use to complete and check policies.
+Unknown keys are errors. Read next: `load.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from decimal import Decimal
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+TierName = Literal["small", "medium", "large", "xlarge"]
+Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_DURATION = re.compile(r"^([1-9][0-9]*)(s|m|h|d|w)$")
+
+
+def seconds(value: Any) -> float:
+    """Seconds of a duration such as `90s`, `15m`, `24h`, `7d` or `2w`.
+
+    Raises:
+        ValueError: it is not a whole number of one of these units; a bare number is refused, its unit would be a guess.
+    """
+    match = _DURATION.match(value) if isinstance(value, str) else None
+    if not match:
+        raise ValueError(f"a duration is a whole number and a unit (s, m, h, d, w), such as 24h; got {value!r}")
+    return float(int(match[1]) * _UNITS[match[2]])
+
+
+Duration = Annotated[
+    float,
+    BeforeValidator(seconds, json_schema_input_type=Annotated[str, Field(pattern=_DURATION.pattern)]),
+]
+
+
+class Strict(BaseModel):
+    """Base of all policy models: unknown keys are errors, instances do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class AppliesTo(Strict):
+    """Whom the policy is for. Every list that is given must contain the request's value; none given means everybody.
+
+    The most specific policy wins: one that names keys over one that names projects, then teams, then organisations,
+    then none of them.
+    """
+
+    organisations: tuple[str, ...] = Field((), description="Names of organisations.")
+    teams: tuple[str, ...] = Field((), description="Names of teams.")
+    projects: tuple[str, ...] = Field((), description="Names of projects.")
+    keys: tuple[str, ...] = Field((), description="Ids of API keys, as `tierline keys list` shows them.")
+    models: tuple[str, ...] = Field(
+        (),
+        description="Model names that clients ask for; 'auto' means that the policy chooses. Naming a real model here"
+        " lets the rules redirect it; otherwise a client that names a model gets that model.",
+    )
+
+
+class Route(Strict):
+    """One rule. The first whose `when` is true decides; a rule without `when` always matches."""
+
+    name: str | None = Field(None, min_length=1, max_length=100, description="Shown in explanations and in the log.")
+    when: str | None = Field(None, min_length=1, description="CEL expression that must be true.")
+    tier: TierName | Literal["auto"] | None = Field(
+        None, description="Tier to use; 'auto': the smallest tier that is good enough for the request."
+    )
+    model: str | None = Field(None, min_length=1, description="Model to use, in place of a tier.")
+    quality_target: float | None = Field(
+        None, gt=0, le=1, description="For `tier: auto`: probability of success to reach; default: the policy's."
+    )
+
+    @model_validator(mode="after")
+    def _one_target(self) -> Self:
+        if (self.tier is None) == (self.model is None):
+            raise ValueError("a route needs either 'tier' or 'model'")
+        if self.quality_target is not None and self.tier != "auto":
+            raise ValueError("'quality_target' has a meaning only with 'tier: auto'")
+        return self
+
+
+class CachePolicy(Strict):
+    """Which answers may come from the cache."""
+
+    mode: Literal["off", "exact", "semantic"] = Field(
+        "semantic", description="off: never; exact: the same request; semantic: also the same question in other words."
+    )
+    threshold: float | None = Field(
+        None, gt=0, le=1, description="Least cosine similarity of a semantic hit; default: cache.similarity_threshold."
+    )
+    ttl: Duration | None = Field(
+        None, description="How long an answer may be served, such as 24h or 7d; default: cache.ttl_seconds."
+    )
+    share: Literal["key", "team", "organisation"] = Field("team", description="Who may receive each other's answers.")
+    allow_temperature: float = Field(
+        0.0, ge=0, le=2, description="Requests with a higher temperature are answered afresh."
+    )
+
+    @model_validator(mode="after")
+    def _nothing_ignored(self) -> Self:
+        if self.threshold is not None and self.mode != "semantic":
+            raise ValueError("'threshold' has a meaning only with 'mode: semantic'")
+        if self.ttl is not None and self.mode == "off":
+            raise ValueError("'ttl' has no meaning with 'mode: off'")
+        return self
+
+
+class Limits(Strict):
+    """Ceilings of each key the policy applies to; a key's own limits apply as well."""
+
+    requests_per_minute: int | None = Field(None, ge=1)
+    tokens_per_minute: int | None = Field(None, ge=1, description="Prompt and answer together.")
+    parallel: int | None = Field(None, ge=1, description="Requests at the same time.")
+
+
+class Budget(Strict):
+    """Money per calendar month for the team the policy applies to."""
+
+    monthly_usd: Decimal = Field(gt=0, max_digits=15, decimal_places=9)
+    when_exhausted: Literal["reject", "downgrade"] = Field(
+        "reject", description="reject: refuse with 429; downgrade: keep answering with the smallest tier."
+    )
+
+
+class Rollout(Strict):
+    """Try a policy on some of the keys of another one. The same key always gets the same side."""
+
+    percent: float = Field(ge=0, le=100, description="Share of the keys that get this policy.")
+    instead_of: Name = Field(description="Name of the policy that it replaces; the other keys keep that one.")
+
+
+class PolicyDocument(Strict):
+    """A policy file."""
+
+    model_config = ConfigDict(title="Tierline policy")
+
+    version: Literal[1] = Field(description="Version of this format.")
+    name: Name = Field(description="Unique name; appears in headers, log and ledger.")
+    owner: str = Field(min_length=1, description="Who answers for it: a team or a person.")
+    description: str | None = None
+    applies_to: AppliesTo = AppliesTo()
+    routes: tuple[Route, ...] = Field((), description="Rules from top to bottom; the first match decides.")
+    default: TierName = Field("medium", description="Tier where no rule matches or `tier: auto` cannot tell.")
+    quality_target: float = Field(0.8, gt=0, le=1, description="Probability of success that `tier: auto` looks for.")
+    fallback: tuple[TierName, ...] = Field(
+        (), description="Tiers to try, in this order, where the chosen one has no model or no healthy backend."
+    )
+    cache: CachePolicy = CachePolicy()
+    limits: Limits = Limits()
+    budget: Budget | None = None
+    rollout: Rollout | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if len(set(self.fallback)) != len(self.fallback):
+            raise ValueError("'fallback' names a tier twice")
+        if self.rollout and self.applies_to != AppliesTo():
+            raise ValueError("with 'rollout', 'applies_to' is that of the policy it stands in for: drop it")
+        return self
+
+
+# Keys that are planned and do nothing yet. Accepting them in silence would promise what does not happen.
+NOT_YET: dict[tuple[str, ...], str] = {
+    ("escalate",): "answers are not checked and repeated on a larger tier yet",
+    ("cache", "max_false_hit_rate"): "set 'threshold' for now; a bound on wrong hits needs audited answers",
+    ("limits", "queue"): "a request above a limit is refused, not queued",
+    ("queue",): "a request above a limit is refused, not queued",
+}
+
+
+def json_schema() -> str:
+    """The published JSON Schema of a policy file, as text."""
+    schema = PolicyDocument.model_json_schema(mode="validation")
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"

@@ -1,0 +1,159 @@
+"""Policies in force, kept up to date with their folder: a good edit counts within a second, a bad one changes nothing.
+
+`PolicyStore` loads the folder once when it is made and then, from `start` on, whenever a file changes. A set that
+does not load leaves the last good one in force and its faults in `problems`, until the next good edit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import watchfiles
+
+from policies.load import PolicySet, files_in, load
+from policies.yamlfile import InvalidFile, Problem
+
+# The watcher wakes up this often even without an event: file systems without events (network mounts, a folder that is
+# deleted and made again) are noticed by content.
+_RESCAN_MS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Reload:
+    """What a change of the folder led to: the set in force, and the faults if the change was refused."""
+
+    policies: PolicySet
+    problems: tuple[Problem, ...]
+
+    @property
+    def accepted(self) -> bool:
+        return not self.problems
+
+
+class PolicyStore:
+    """The policies of a folder, reloaded while it runs. Readers take `current` once per request; it never changes.
+
+    Args:
+        directory: the policy folder.
+        tiers_served: tiers that have a model, for fallbacks and warnings.
+        models_served: names of the models, to check `model:`.
+        on_reload: called after every change, accepted or not, in the watching thread; for log and metric.
+
+    Raises:
+        InvalidFile: the folder does not load at the start: there is no last good version to keep.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        tiers_served: Collection[str] | None = None,
+        models_served: Collection[str] | None = None,
+        on_reload: Callable[[Reload], None] | None = None,
+    ) -> None:
+        self._directory = directory
+        self._tiers_served = tiers_served
+        self._models_served = models_served
+        self._on_reload = on_reload
+        self._signature = _signature(directory)
+        self._current = load(directory, tiers_served, models_served)
+        self._problems: tuple[Problem, ...] = ()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def current(self) -> PolicySet:
+        """The set in force."""
+        return self._current
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """Why the folder's present content is not in force; empty while it is."""
+        return self._problems
+
+    @property
+    def version(self) -> str:
+        return self._current.version
+
+    def start(self) -> None:
+        """Watch the folder in a thread of its own until `close`. A second call does nothing."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="policy-watch", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Stop watching; the set in force stays readable."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def reload(self) -> Reload | None:
+        """Look at the folder now; None where its content is what was looked at last."""
+        signature = _signature(self._directory)
+        if signature == self._signature:
+            return None
+        self._signature = signature
+        try:
+            self._current = load(self._directory, self._tiers_served, self._models_served)
+            self._problems = ()
+        except InvalidFile as error:
+            self._problems = tuple(error.problems)
+        result = Reload(self._current, self._problems)
+        if self._on_reload is not None:
+            self._on_reload(result)
+        return result
+
+    def _watch(self) -> None:
+        while not self._stop.is_set():
+            self.reload()
+            if not self._directory.is_dir():
+                self._stop.wait(_RESCAN_MS / 1000)
+                continue
+            try:
+                for _ in watchfiles.watch(
+                    self._directory,
+                    watch_filter=None,
+                    debounce=50,
+                    step=20,
+                    stop_event=self._stop,
+                    rust_timeout=_RESCAN_MS,
+                    yield_on_timeout=True,
+                    raise_interrupt=False,
+                    recursive=False,
+                ):
+                    self.reload()
+                    if not self._directory.is_dir():
+                        break
+            except FileNotFoundError:
+                # Deleted between the check and the watch: the next round notices.
+                continue
+
+
+def _signature(directory: Path) -> str:
+    """A hash of names and contents of the policy files; editors that save twice or touch do not cause a reload."""
+    digest = hashlib.sha256()
+    try:
+        for path in files_in(directory):
+            try:
+                content = path.read_bytes()
+            except OSError as error:
+                content = f"unreadable: {error}".encode()
+            digest.update(f"{path.name}\0{len(content)}\0".encode())
+            digest.update(content)
+    except InvalidFile as error:
+        digest.update(str(error).encode())
+    return digest.hexdigest()
