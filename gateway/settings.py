@@ -221,7 +221,7 @@ def _conflicts(settings: Settings, document: Document) -> Iterator[Problem]:
             text = f"engine '{backend.engine}' of backend '{name}' is not in 'engines'."
             yield document.problem(("backends", name, "engine"), text, _close(backend.engine, settings.engines))
     if settings.storage.redis_url:
-        text = "limits and holds shared through Redis are not supported yet: remove the key and run one gateway process."
+        text = "limits and holds shared through Redis are not supported yet: remove the key and run one gateway."
         yield document.problem(("storage", "redis_url"), text)
     if settings.server.workers > 1 and not settings.storage.redis_url:
         text = "more than one worker needs storage.redis_url: they share limits and holds through Redis."
