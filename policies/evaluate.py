@@ -15,11 +15,13 @@ import cel
 
 from policies.expression import ConditionError
 from policies.facts import Facts
-from policies.load import Policy, Rule
+from policies.load import Policy, Rule, Subject
 from policies.schema import Budget, CachePolicy, Limits
 from tiers import TIERS
 from tiers.choose import TierChoice, choose
 from tiers.task import TaskProfile
+
+__all__ = ["Chooser", "Decision", "Facts", "Subject", "decide"]
 
 
 class Chooser(Protocol):

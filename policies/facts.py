@@ -27,7 +27,7 @@ class Variable:
 VARIABLES: Final[dict[str, Variable]] = {
     "prompt_tokens": Variable("int", "Estimated tokens of all messages and tools."),
     "max_tokens": Variable("int", "Bound of the answer that the client asked for; 0 where it gave none."),
-    "message_count": Variable("int", "Number of messages."),
+    "messages": Variable("int", "Number of messages."),
     "turns": Variable("int", "Number of user messages."),
     "task": Variable("string", "What the request is about, as the classifier sees it.", TASKS),
     "task_confidence": Variable("double", "How sure the classifier is, 0 to 1."),
@@ -45,7 +45,7 @@ VARIABLES: Final[dict[str, Variable]] = {
     "team": Variable("string", "Team of the key."),
     "project": Variable("string", "Project of the key or of the request."),
     "key": Variable("string", "Id of the key."),
-    "tags": Variable("list", "Tags of the request (header x-tierline-tags)."),
+    "tags": Variable("list", "Tags of the request (header x-tierline-tags), each as 'NAME=VALUE'."),
     "hour": Variable("int", "Hour of the day, 0 to 23, local time of the gateway."),
     "weekday": Variable("int", "Day of the week, 1 (Monday) to 7 (Sunday), local time of the gateway."),
     "budget": Variable("map", "budget.used: share of the month's budget that is spent, 0 where there is none."),
@@ -54,6 +54,8 @@ VARIABLES: Final[dict[str, Variable]] = {
 MEMBERS: Final[dict[str, dict[str, str]]] = {"budget": {"used": "double"}}
 # Variables that need the classifier; a policy that uses none of them (and no `tier: auto`) does not pay for it.
 PROFILE_VARIABLES: Final = frozenset({"task", "task_confidence", "complexity", "in_distribution"})
+# Variables that hold what people wrote: for rules only, never for logs or records.
+TEXT_VARIABLES: Final = frozenset({"system_text", "user_text"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class Facts:
 
     prompt_tokens: int = 0
     max_tokens: int = 0
-    message_count: int = 1
+    messages: int = 1
     turns: int = 1
     has_tools: bool = False
     has_images: bool = False
@@ -129,7 +131,7 @@ def from_chat(body: Mapping[str, Any], context: Context, profile: TaskProfile | 
     return Facts(
         prompt_tokens=estimate_prompt_tokens(messages) + (estimate_tokens(json.dumps(tools)) if tools else 0),
         max_tokens=body.get("max_completion_tokens") or body.get("max_tokens") or 0,
-        message_count=len(messages),
+        messages=len(messages),
         turns=len(users),
         has_tools=bool(tools),
         has_images=has_images(messages),
