@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 PRECISIONS = ("auto", "float32", "bfloat16")
 # Up to so many rows, reading packed weights beats oneDNN's dense products on a CPU (`bench/engine_step.py`).
-_PACKED_ROWS = 4
+_PACKED_ROWS = 16
 # Room that must stay beside the weights, as a share of them.
 _MARGIN = 1.1
 

@@ -56,7 +56,7 @@ class ModelRunner:
         self.geometry = CacheGeometry(config.num_blocks, config.block_size, per_token)
         self.attention = attention
         self.decoder = decoder
-        self._sampler = sampler
+        self.sampler = sampler
         self._config = config
         self._precision = precision
 
@@ -98,7 +98,7 @@ class ModelRunner:
             hidden = hidden[sampling]
         logits = self.decoder.logits(hidden)
         finite = torch.isfinite(logits.sum(dim=-1)).tolist()
-        sampled = self._sampler.sample(logits, [rows[i] for i in sampling])
+        sampled = self.sampler.sample(logits, [rows[i] for i in sampling])
         for i, is_finite, result in zip(sampling, finite, sampled, strict=True):
             if is_finite:
                 results[i] = result

@@ -9,6 +9,7 @@
 #define CHUNK 256
 #define MAX_HEAD_DIM 256
 #define HEADS_AT_ONCE 4
+#define KEYS_AHEAD 16
 
 typedef struct {
     const void *q;              /* [tokens, heads, head_dim], token_stride apart */
@@ -23,63 +24,100 @@ typedef struct {
     float scale;
 } attention_args;
 
-/* Attend `count` heads (from `head`) of one token over keys first..last-1. Writes the result, or with several chunks
+/* Lane i of the result: the sum of rows[i]'s lanes. A tree of 15 pairwise steps, each halving what is left to add. */
+INLINE f32x16 sum_rows(const f32x16 rows[LANES]) {
+#define PAIR(a, b, low, high) (__builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, high))
+    const i32x16 low8 = {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23};
+    const i32x16 low4 = {0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27};
+    const i32x16 low2 = {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29};
+    const i32x16 low1 = {0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30};
+    f32x16 a[8], b[4], c[2];
+    for (int i = 0; i < 8; i++) a[i] = PAIR(rows[i], rows[i + 8], low8, low8 + 8); /* lanes 0-7: row i, 8-15: i + 8 */
+    for (int i = 0; i < 4; i++) b[i] = PAIR(a[i], a[i + 4], low4, low4 + 4);
+    for (int i = 0; i < 2; i++) c[i] = PAIR(b[i], b[i + 2], low2, low2 + 2);
+    return PAIR(c[0], c[1], low1, low1 + 1);
+}
+
+/* The larger of each pair of lanes; a NaN on either side wins, so that a row with one becomes NaN, as it must. */
+INLINE f32x16 max_lanes(f32x16 best, f32x16 v) {
+    i32x16 take = (v > best) | (v != v), bits, other;
+    memcpy(&bits, &v, sizeof bits);
+    memcpy(&other, &best, sizeof other);
+    bits = (take & bits) | (~take & other);
+    memcpy(&v, &bits, sizeof v);
+    return v;
+}
+
+INLINE void prefetch(const void *base, long index, long count, int type) {
+    const char *at = (const char *)base + index * element_bytes(type);
+    for (long i = 0; i < count * element_bytes(type); i += 64) __builtin_prefetch(at + i);
+}
+
+/* Attend `count` heads (from `head`) of one token over the keys of one chunk. Writes the result, or with several chunks
  * its unnormalised form, to the partials. */
 INLINE void attend(const attention_args *a, long token, long head, int count, long chunk, long head_dim, int type) {
     long keys = a->token_keys[token], first = chunk * CHUNK;
-    long last = first + CHUNK < keys ? first + CHUNK : keys, length = last - first;
-    long kv_head = head / (a->heads / a->kv_heads), key_stride = a->kv_heads * head_dim;
+    long length = keys - first < CHUNK ? keys - first : CHUNK, padded = (length + LANES - 1) / LANES * LANES;
+    long kv_head = head / (a->heads / a->kv_heads), key_stride = a->kv_heads * head_dim, vectors = head_dim / LANES;
     const int32_t *table = a->block_tables + (long)a->token_rows[token] * a->table_width;
+    long offsets[CHUNK];
     float scores[HEADS_AT_ONCE][CHUNK] __attribute__((aligned(64)));
-    f32x16 acc[HEADS_AT_ONCE][MAX_HEAD_DIM / LANES];
-    float maxima[HEADS_AT_ONCE], sums[HEADS_AT_ONCE];
-    long vectors = head_dim / LANES;
+    f32x16 acc[HEADS_AT_ONCE][MAX_HEAD_DIM / LANES], maxima[HEADS_AT_ONCE];
+    float maximum[HEADS_AT_ONCE], sums[HEADS_AT_ONCE];
 
+    for (long key = 0; key < length;) {
+        long page = (first + key) / a->block_size, slot = (first + key) % a->block_size;
+        long at = (table[page] * a->block_size + slot) * key_stride + kv_head * head_dim;
+        for (; slot < a->block_size && key < length; slot++, key++, at += key_stride) offsets[key] = at;
+    }
     for (int h = 0; h < count; h++) {
+        maxima[h] = splat(-INFINITY);
         for (long i = 0; i < vectors; i++)
             acc[h][i] = load(a->q, token * a->token_stride + (head + h) * head_dim + i * LANES, type) * a->scale;
     }
-    for (long key = first; key < last;) {
-        long page = table[key / a->block_size], offset = key % a->block_size;
-        long stop = key + a->block_size - offset < last ? key + a->block_size - offset : last;
-        long at = (page * a->block_size + offset) * key_stride + kv_head * head_dim;
-        for (; key < stop; key++, at += key_stride) {
-            f32x16 dots[HEADS_AT_ONCE];
-            for (int h = 0; h < count; h++) dots[h] = (f32x16){0};
+    for (long start = 0; start < length; start += LANES) {
+        f32x16 dots[HEADS_AT_ONCE][LANES];
+        long stop = length - start < LANES ? length - start : LANES;
+        for (long j = 0; j < stop; j++) {
+            /* Pages come from memory, in strides that the processor does not foresee: ask for keys ahead, and for the
+             * values of these keys. */
+            long ahead = start + j + KEYS_AHEAD < length ? start + j + KEYS_AHEAD : length - 1;
+            prefetch(a->k_cache, offsets[ahead], head_dim, type);
+            prefetch(a->v_cache, offsets[start + j], head_dim, type);
+            f32x16 dot[HEADS_AT_ONCE];
+            for (int h = 0; h < count; h++) dot[h] = (f32x16){0};
             for (long i = 0; i < vectors; i++) {
-                f32x16 k = load(a->k_cache, at + i * LANES, type);
-                for (int h = 0; h < count; h++) dots[h] += acc[h][i] * k;
+                f32x16 k = load(a->k_cache, offsets[start + j] + i * LANES, type);
+                for (int h = 0; h < count; h++) dot[h] += acc[h][i] * k;
             }
-            for (int h = 0; h < count; h++) scores[h][key - first] = sum_lanes(dots[h]);
+            for (int h = 0; h < count; h++) dots[h][j] = dot[h];
+        }
+        for (int h = 0; h < count; h++) {
+            for (long j = stop; j < LANES; j++) dots[h][j] = (f32x16){0};
+            f32x16 row = sum_rows(dots[h]);
+            for (long j = stop; j < LANES; j++) row[j] = -INFINITY;
+            store(scores[h], start, row, F32);
+            maxima[h] = max_lanes(maxima[h], row);
         }
     }
-    long padded = (length + LANES - 1) / LANES * LANES;
     for (int h = 0; h < count; h++) {
-        float maximum = scores[h][0];
-        for (long i = 1; i < length; i++) {
-            float s = scores[h][i];
-            maximum = s > maximum || s != s ? s : maximum; /* a NaN score makes the row NaN, as it must */
-        }
-        for (long i = length; i < padded; i++) scores[h][i] = -INFINITY;
+        float lanes[LANES];
+        store(lanes, 0, maxima[h], F32);
+        maximum[h] = lanes[0];
+        for (int i = 1; i < LANES; i++) maximum[h] = lanes[i] > maximum[h] || lanes[i] != lanes[i] ? lanes[i] : maximum[h];
         f32x16 sum = {0};
         for (long i = 0; i < padded; i += LANES) {
-            f32x16 p = exp16(load(scores[h], i, F32) - maximum);
+            f32x16 p = exp16(load(scores[h], i, F32) - maximum[h]);
             store(scores[h], i, p, F32);
             sum += p;
         }
-        maxima[h] = maximum;
         sums[h] = sum_lanes(sum);
         for (long i = 0; i < vectors; i++) acc[h][i] = (f32x16){0};
     }
-    for (long key = first; key < last;) {
-        long page = table[key / a->block_size], offset = key % a->block_size;
-        long stop = key + a->block_size - offset < last ? key + a->block_size - offset : last;
-        long at = (page * a->block_size + offset) * key_stride + kv_head * head_dim;
-        for (; key < stop; key++, at += key_stride) {
-            for (long i = 0; i < vectors; i++) {
-                f32x16 v = load(a->v_cache, at + i * LANES, type);
-                for (int h = 0; h < count; h++) acc[h][i] += scores[h][key - first] * v;
-            }
+    for (long key = 0; key < length; key++) {
+        for (long i = 0; i < vectors; i++) {
+            f32x16 v = load(a->v_cache, offsets[key] + i * LANES, type);
+            for (int h = 0; h < count; h++) acc[h][i] += scores[h][key] * v;
         }
     }
     for (int h = 0; h < count; h++) {
@@ -89,7 +127,7 @@ INLINE void attend(const attention_args *a, long token, long head, int count, lo
         } else {
             float *partial = a->partials + ((token * a->heads + head + h) * a->max_chunks + chunk) * (head_dim + 2);
             for (long i = 0; i < vectors; i++) store(partial, i * LANES, acc[h][i], F32);
-            partial[head_dim] = maxima[h];
+            partial[head_dim] = maximum[h];
             partial[head_dim + 1] = sums[h];
         }
     }

@@ -22,7 +22,9 @@ from engine.models.tensors import FloatArray, LayerTensors, TensorSource
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class Layer:
+    """One block: its matrices as `Linear`, its norm weights in float32."""
+
     attention_norm: torch.Tensor
     qkv: Linear
     q_norm: torch.Tensor | None
@@ -47,20 +49,20 @@ class Decoder:
     ) -> None:
         """Takes the weights from `source` layer by layer. Rotary tables cover positions below `max_position`."""
         self.spec = spec = source.spec
-        self._attention = attention
-        self._ops = ops
+        self.attention = attention
+        self.ops = ops
         self._device = policy.device
         self._embedding = decode([source.embedding()], policy.dtype).to(policy.device)
-        self._layers = [self._build_layer(tensors, policy) for tensors in source.layers()]
+        self.layers = [self._build_layer(tensors, policy) for tensors in source.layers()]
         self._final_norm = self._vector(source.final_norm())
-        self._output = build_linear([source.output()], policy, out_dtype=torch.float32)
+        self.output = build_linear([source.output()], policy, out_dtype=torch.float32)
         self._cos_sin = rotary_table(spec, source.rope_factors(), max_position).to(policy.device)
 
     def _vector(self, values: FloatArray) -> torch.Tensor:
         return torch.from_numpy(np.array(values, dtype=np.float32)).to(self._device)
 
-    def _build_layer(self, tensors: LayerTensors, policy: LinearPolicy) -> _Layer:
-        return _Layer(
+    def _build_layer(self, tensors: LayerTensors, policy: LinearPolicy) -> Layer:
+        return Layer(
             attention_norm=self._vector(tensors.attention_norm),
             qkv=build_linear(tensors.qkv, policy, tensors.qkv_bias),
             q_norm=None if tensors.q_norm is None else self._vector(tensors.q_norm),
@@ -75,9 +77,9 @@ class Decoder:
     def num_bytes(self) -> int:
         """Bytes of all weights as held here, every packed and dense copy counted."""
         linears = [
-            lin for layer in self._layers for lin in (layer.qkv, layer.attention_output, layer.gate_up, layer.down)
+            lin for layer in self.layers for lin in (layer.qkv, layer.attention_output, layer.gate_up, layer.down)
         ]
-        return self._embedding.nbytes + self._output.num_bytes + sum(linear.num_bytes for linear in linears)
+        return self._embedding.nbytes + self.output.num_bytes + sum(linear.num_bytes for linear in linears)
 
     def hidden(self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         """Run the blocks over one step's tokens and return the normed state of the tokens `wanted`.
@@ -85,11 +87,11 @@ class Decoder:
         token_ids, positions: int64 `[tokens]`; wanted: int64 `[rows]`, indices into the tokens. The attention backend
         must have begun this step. Returns `[rows, hidden]`.
         """
-        spec, ops, attention = self.spec, self._ops, self._attention
+        spec, ops, attention = self.spec, self.ops, self.attention
         tokens, eps = token_ids.shape[0], spec.norm_eps
         residual = self._embedding.index_select(0, token_ids)  # [tokens, hidden]
         delta: torch.Tensor | None = None
-        for index, layer in enumerate(self._layers):
+        for index, layer in enumerate(self.layers):
             if delta is None:
                 x = ops.rms_norm(residual, layer.attention_norm, eps)
             else:
@@ -111,7 +113,7 @@ class Decoder:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 `[rows, vocab]` of states `[rows, hidden]`."""
-        return self._output(hidden).float()
+        return self.output(hidden).float()
 
 
 def rotary_table(spec: ModelSpec, factors: FloatArray | None, max_position: int) -> torch.Tensor:
