@@ -7,7 +7,7 @@ that were made, so that the ledger can write a row for every one. `dispatch.py` 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -45,8 +45,9 @@ class Candidate:
 class Call:
     """One request of a client, ready to be sent.
 
-    `payload` is the client's JSON object, never changed here; `extra` is merged over it. `headers` go to the backend as
-    they are. `deadline` is in monotonic seconds and ends the whole call, answers under way included.
+    `payload` is the client's JSON object, never changed here. `extra` is merged over it: the same fields for every
+    candidate, or a function that names them for each. `headers` go to the backend as they are. `deadline` is in
+    monotonic seconds and ends the whole call, answers under way included.
     """
 
     payload: dict[str, Any]
@@ -55,7 +56,7 @@ class Call:
     request_id: str
     headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     deadline: float | None = None
-    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    extra: Mapping[str, Any] | Callable[[Candidate], Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(slots=True, eq=False)

@@ -219,7 +219,7 @@ async def _attempt(
 ) -> Dispatched | None:
     """One try on a replica that has been acquired; None if it failed in a way that another try may mend."""
     try:
-        request = replica.endpoint.post(call, candidate.upstream_model)
+        request = replica.endpoint.post(call, candidate)
         number = len(history.attempts) + 1
         attempt = Attempt(str(uuid_utils.uuid7()), number, candidate, replica.base_url, time.time(), time.monotonic())
         observer.attempt_started(attempt)

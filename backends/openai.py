@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from backends.attempt import Call
+from backends.attempt import Call, Candidate
 from backends.connection import Origin
 from backends.protocol import AnswerChoice, ChatChunk, ChatCompletion, ChunkChoice, Delta, Json, Usage
 
@@ -51,9 +51,10 @@ class Endpoint:
         self._head = f" HTTP/1.1\r\nhost: {self.origin.authority}\r\naccept-encoding: identity\r\n".encode()
         self._head += _header_lines(own)
 
-    def post(self, call: Call, upstream_model: str) -> bytes:
+    def post(self, call: Call, candidate: Candidate) -> bytes:
         """The bytes of a request. Raises ValueError if a header of the call is not allowed in HTTP."""
-        payload = {**call.payload, **call.extra, "model": upstream_model}
+        extra = call.extra(candidate) if callable(call.extra) else call.extra
+        payload = {**call.payload, **extra, "model": candidate.upstream_model}
         if call.stream:
             payload["stream"] = True
             payload["stream_options"] = {**(payload.get("stream_options") or {}), "include_usage": True}

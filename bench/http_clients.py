@@ -2,7 +2,8 @@
 
 One process per client sends the same bytes to the mock upstream, 1, 16 and 64 requests at a time; the figure is that
 process's own CPU time (user and system), so that a busy machine disturbs it little. Nothing parses the answers: this is
-the price of moving bytes. `tierline` is `backends/http.py`. Read `docs/decisions/001-http-client.md` for the choice.
+the price of moving bytes. `tierline` is `backends/http.py`; `tierline dispatch` is the same through the whole of
+`backends/`, which does parse: JSON out, every event decoded. `docs/decisions/001-http-client.md` records the choice.
 
     python -m bench.http_clients [--runs 3] [--requests 2000]
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -23,7 +25,7 @@ import uvloop
 
 from bench.report import Row, report
 
-CLIENTS = ("tierline", "aiohttp", "httpx2", "httpx")
+CLIENTS = ("tierline", "tierline dispatch", "aiohttp", "httpx2", "httpx")
 CONNECTIONS = (1, 16, 64)
 PLAIN = "mock"
 STREAM = "mock,chunks=32,interval_ms=5"
@@ -52,6 +54,36 @@ def _tierline(base_url: str) -> tuple[Send, Close]:
         events = 0
         while piece := await exchange.read():
             events += piece.count(b"\n\n")
+        return events
+
+    return send, client.aclose
+
+
+def _dispatch(base_url: str) -> tuple[Send, Close]:
+    from backends.dispatch import Attempt, Call, Candidate, Dispatcher
+    from backends.http import HttpClient
+    from backends.pool import Pool
+
+    class Silent:
+        def attempt_started(self, attempt: Attempt) -> None:
+            pass
+
+        def attempt_ended(self, attempt: Attempt) -> None:
+            pass
+
+    client, observer = HttpClient(), Silent()
+    dispatcher = Dispatcher({"mock": Pool("mock", [base_url], client=client, api_key="upstream")})
+
+    async def send(body: bytes) -> int:
+        payload = json.loads(body)
+        call = Call(payload, "/chat/completions", payload["stream"], "request-1")
+        candidate = Candidate("mock", "small", "mock", payload["model"])
+        answer = await dispatcher.open(call, [candidate], observer)
+        events = 0
+        if call.stream:
+            async for _ in answer.events:
+                events += 1
+        await answer.aclose()
         return events
 
     return send, client.aclose
@@ -96,8 +128,8 @@ def _httpx(base_url: str, name: str) -> tuple[Send, Close]:
 
 
 def _client(name: str, base_url: str) -> tuple[Send, Close]:
-    if name == "tierline":
-        return _tierline(base_url)
+    if name.startswith("tierline"):
+        return _tierline(base_url) if name == "tierline" else _dispatch(base_url)
     return _aiohttp(base_url) if name == "aiohttp" else _httpx(base_url, name)
 
 
@@ -150,7 +182,7 @@ def main() -> None:
         url = mock.stdout.readline().strip()
         rows = []
         for name in CLIENTS:
-            if importlib.util.find_spec(name) is None and name != "tierline":
+            if not name.startswith("tierline") and importlib.util.find_spec(name) is None:
                 print(f"{name} is not installed, so it is left out", file=sys.stderr)
                 continue
             command = [sys.executable, "-m", "bench.http_clients", "--client", name, url]

@@ -180,7 +180,6 @@ class MockUpstream:
             self._server.close()
             for connection in list(self.connections):
                 connection.abort()
-            await self._server.wait_closed()
             self._server = None
 
     async def until(self, true: Callable[[], bool], timeout_s: float = 5.0) -> None:
@@ -261,7 +260,8 @@ class _Connection(asyncio.Protocol):
         url, headers, body = self.url.decode(), self.headers, self.body
         self.url, self.headers, self.body = b"", {}, b""
         if not body:
-            return self.transport.write(self._get(url))
+            self.transport.write(self._get(url))
+            return
         try:
             asked = _ASK.decode(body)
             chosen = self.mock.choose(asked.model)

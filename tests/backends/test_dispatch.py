@@ -98,6 +98,14 @@ async def test_request_is_sent_as_the_backend_needs_it(bench, mock):
     assert record.headers["accept-encoding"] == "identity"
 
 
+async def test_extra_fields_may_differ_per_candidate(bench, mock, second):
+    bench.pool("main", mock, attempts=1)
+    bench.pool("other", second)
+    await bench.open("status", "mock@other", stream=False, extra=lambda candidate: {"salt": candidate.backend})
+    assert msgspec.json.decode(mock.records[-1].body)["salt"] == "main"
+    assert msgspec.json.decode(second.records[-1].body)["salt"] == "other"
+
+
 async def test_no_credentials_are_sent_unless_configured(bench, mock):
     bench.pool("main", mock)
     await bench.open(stream=False)
