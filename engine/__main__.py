@@ -119,7 +119,7 @@ async def serve(model: Model, config: EngineConfig, listener: socket.socket, wat
             server.should_exit = True
 
     client.startup_failure.add_done_callback(stop_if_the_model_cannot_be_loaded)
-    # uvicorn takes the signals over while it serves and raises them again afterwards; being asked to stop is no failure.
+    # uvicorn takes the signals over while it serves and raises them again at its end; being told to stop is no failure.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     host, port = listener.getsockname()[:2]

@@ -213,7 +213,7 @@ class EngineClient:
             await asyncio.sleep(_PING_INTERVAL_SECONDS)
             try:
                 await self._ping(self._watchdog_seconds)
-            except TimeoutError:
+            except (TimeoutError, EngineDown):
                 return
 
     def _lose_core(self, reason: str) -> None:

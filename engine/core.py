@@ -18,6 +18,7 @@ import socket
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -83,8 +84,21 @@ class EngineCore:
                 self._send(Step([], self.stats()))
             self._stats_changed = False
 
+    def ready(self, digest: bytes, load_seconds: float) -> Ready:
+        """What the HTTP process must know of a loaded model."""
+        geometry = self._runner.geometry
+        return Ready(
+            pid=os.getpid(),
+            max_total_tokens=self._scheduler.max_total_tokens,
+            num_blocks=geometry.num_blocks,
+            block_size=geometry.block_size,
+            bytes_per_token=geometry.bytes_per_token,
+            model_digest=digest.hex(),
+            load_seconds=load_seconds,
+        )
+
     def send(self, message: FromCore) -> None:
-        """Send a message outside the loop (`Ready`, `Fatal`)."""
+        """Send a message outside the loop (`Ready`)."""
         self._send(message)
 
     # --- input ---------------------------------------------------------------------------------------------------
@@ -104,6 +118,9 @@ class EngineCore:
                 return False
             for payload in self._frames.feed(data):
                 self._handle(to_core_decoder.decode(payload))
+            # What arrives from now on waits for the next turn, so that nobody can hold up the steps by talking.
+            if len(data) < _RECEIVE_BYTES:
+                return True
 
     def _handle(self, message: ToCore) -> None:
         match message:
@@ -190,6 +207,10 @@ class EngineCore:
         self._connection.sendall(encode_frame(message))
 
 
+# Builds the core of a model; tests put a runner without a model behind it.
+Load = Callable[[EngineConfig, socket.socket], tuple[EngineCore, Ready]]
+
+
 def model_digest(path: Path) -> bytes:
     """A digest of the model file's content, by its size and 64 samples of 64 KiB: fast for files of any size."""
     digest = hashlib.blake2b(digest_size=16)
@@ -222,7 +243,8 @@ def build_scheduler(config: EngineConfig, runner: Runner, digest: bytes, end_tok
     return Scheduler(bounds, cache, eos_token_ids=end_token_ids)
 
 
-def _load(config: EngineConfig, connection: socket.socket) -> tuple[EngineCore, Ready]:
+def load_model(config: EngineConfig, connection: socket.socket) -> tuple[EngineCore, Ready]:
+    """Load the weights and build the core around them."""
     from engine import threads
 
     num_threads = threads.configure(config.threads)  # before anything imports torch
@@ -245,20 +267,11 @@ def _load(config: EngineConfig, connection: socket.socket) -> tuple[EngineCore, 
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,
     )
-    scheduler = build_scheduler(config, runner, digest, end_token_ids)
-    ready = Ready(
-        pid=os.getpid(),
-        max_total_tokens=scheduler.max_total_tokens,
-        num_blocks=runner.geometry.num_blocks,
-        block_size=runner.geometry.block_size,
-        bytes_per_token=runner.geometry.bytes_per_token,
-        model_digest=digest.hex(),
-        load_seconds=time.monotonic() - start,
-    )
-    return EngineCore(runner, scheduler, connection), ready
+    core = EngineCore(runner, build_scheduler(config, runner, digest, end_token_ids), connection)
+    return core, core.ready(digest, time.monotonic() - start)
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], load: Load = load_model) -> int:
     """Load the model, report `Ready` or `Fatal` on the inherited socket, serve until it closes."""
     descriptor, parent_pid, config_json = arguments
     die_with_parent(int(parent_pid))
@@ -268,7 +281,7 @@ def main(arguments: list[str]) -> int:
     connection = socket.socket(fileno=int(descriptor))
     connection.setblocking(True)
     try:
-        core, ready = _load(msgspec.json.decode(config_json, type=EngineConfig), connection)
+        core, ready = load(msgspec.json.decode(config_json, type=EngineConfig), connection)
         # The model lives as long as the process: the garbage collector need not look at it again.
         gc.collect()
         gc.freeze()
