@@ -1,0 +1,166 @@
+"""`tierline policy`: check policies before they go live, and ask where a request would go and why."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from gateway.cli.common import ConfigOption, Exit, JsonOption, config_path, fail, print_json, settings_or_exit
+from tiers import TIERS
+
+app = typer.Typer(no_args_is_help=True, help="Check and explain routing policies.")
+# Keys that may stand beside a chat request in the file of `explain`, and are not part of it.
+_BESIDE = ("organisation", "team", "project", "key", "tags", "budget_used")
+
+
+@app.command()
+def check(
+    path: Annotated[
+        Path | None, typer.Argument(help="Folder or file. Default: policies_dir of the configuration.")
+    ] = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Every problem with file, line and column. A folder also for conflicts between its policies.
+
+    Exit code 0: no error (warnings may be listed); 1: errors.
+    """
+    from policies.check import check as check_policies
+
+    directory, tiers_served, models = _environment(path, config)
+    if not directory.exists():
+        fail(f"{directory} does not exist", Exit.USAGE)
+    report = check_policies(directory, tiers_served, models)
+    if as_json:
+        print_json(report.as_json())
+    else:
+        print(report.as_text())
+    if not report.ok:
+        raise typer.Exit(Exit.FAILED)
+
+
+@app.command()
+def explain(
+    file: Annotated[
+        Path,
+        typer.Option("--file", "-f", help="A chat request as JSON; '-': standard input. It may hold team, ... too."),
+    ],
+    team: Annotated[str | None, typer.Option(help="Team of the key.")] = None,
+    organisation: Annotated[str | None, typer.Option(help="Organisation of the key.")] = None,
+    project: Annotated[str | None, typer.Option(help="Project of the key.")] = None,
+    key: Annotated[str | None, typer.Option(help="Id of the key.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="NAME=VALUE; may be repeated.")] = None,
+    pin: Annotated[str | None, typer.Option("--tier", help="As if the client pinned this tier.")] = None,
+    budget_used: Annotated[float | None, typer.Option(help="Share of the month's budget that is spent.")] = None,
+    policies: Annotated[
+        Path | None, typer.Option("--policies", help="Policy folder. Default: policies_dir of the configuration.")
+    ] = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Where a request would go, by which rule, and what the rules saw. Nothing is sent anywhere.
+
+    Exit code 1: the policies have errors; 2: the request or an option cannot be used.
+    """
+    from policies.explain import explain as explain_request
+    from policies.facts import Context, from_chat
+    from policies.load import Subject, load
+    from policies.yamlfile import InvalidFile
+    from tiers.task import default_classifier
+
+    body, beside = _request(file)
+    if pin is not None and pin not in TIERS:
+        fail(f"there is no tier '{pin}'; tiers are {', '.join(TIERS)}", Exit.USAGE)
+    directory, tiers_served, models = _environment(policies, config)
+    try:
+        found = load(directory, tiers_served, models)
+    except InvalidFile as error:
+        fail(f"the policies have errors:\n{error}")
+    subject = Subject(
+        organisation=organisation or beside.get("organisation", ""),
+        team=team or beside.get("team", ""),
+        project=project or beside.get("project", ""),
+        key=key or beside.get("key", ""),
+        model=body.get("model", "auto"),
+    )
+    context = Context(
+        organisation=subject.organisation,
+        team=subject.team,
+        project=subject.project,
+        key=subject.key,
+        tags=tuple(tag or beside.get("tags", ())),
+        budget_used=float(beside.get("budget_used", 0.0)) if budget_used is None else budget_used,
+        pinned_tier=pin,
+    )
+    profile = default_classifier().classify(
+        body["messages"],
+        tools=bool(body.get("tools")),
+        response_format=body.get("response_format"),
+        max_tokens=body.get("max_completion_tokens") or body.get("max_tokens"),
+    )
+    explanation = explain_request(found, subject, from_chat(body, context, profile))
+    if as_json:
+        print_json(explanation.as_json())
+    else:
+        print(explanation.as_text())
+
+
+@app.command()
+def schema(
+    of: Annotated[
+        Literal["policy", "tierline"], typer.Option(help="Which file: a policy or tierline.yaml.")
+    ] = "policy",
+    write: Annotated[Path | None, typer.Option(help="Write it here instead of printing it.")] = None,
+) -> None:
+    """The JSON Schema of a policy or of tierline.yaml; editors complete and check YAML with it."""
+    if of == "policy":
+        from policies.schema import json_schema
+
+        text = json_schema()
+    else:
+        text = platform_schema()
+    if write is None:
+        print(text, end="")
+    else:
+        write.write_text(text, encoding="utf-8")
+
+
+def platform_schema() -> str:
+    """The published JSON Schema of `tierline.yaml`, as text."""
+    from gateway.settings import Settings
+
+    found = Settings.model_json_schema(mode="validation")
+    found = {"$schema": "https://json-schema.org/draft/2020-12/schema", **found, "title": "Tierline platform file"}
+    return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+
+
+def _environment(path: Path | None, config: Path | None) -> tuple[Path, list[str] | None, list[str] | None]:
+    """The policy folder, and the tiers and models that are served; None where there is no configuration to ask."""
+    if path is not None and config is None and not config_path(None).exists():
+        return path, None, None
+    settings = settings_or_exit(config)
+    return path or settings.policies_dir, settings.tiers_served(), list(settings.models)
+
+
+def _request(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The chat request, and what stands beside it; or exit code 2."""
+    try:
+        data = json.loads(sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        fail(f"{file}: {error}", Exit.USAGE)
+    messages = data.get("messages") if isinstance(data, dict) else None
+    if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
+        fail(f"{file}: expected a chat request: an object with 'messages', a list of messages", Exit.USAGE)
+    beside = {name: data[name] for name in _BESIDE if name in data}
+    for name, kind in (("tags", list), ("budget_used", (int, float))):
+        if name in beside and not isinstance(beside[name], kind):
+            wanted = "a list of NAME=VALUE" if name == "tags" else "a number"
+            fail(f"{file}: '{name}' must be {wanted}", Exit.USAGE)
+    for name in _BESIDE[:4]:
+        if not isinstance(beside.get(name, ""), str):
+            fail(f"{file}: '{name}' must be text", Exit.USAGE)
+    return {name: value for name, value in data.items() if name not in _BESIDE}, beside
