@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -20,6 +20,9 @@ from gateway.ledger.records import Close, Decided, Open, Progress, Record
 from gateway.ledger.rows import Decision, LedgerRow, Outcome, new_id, now_ms
 from gateway.ledger.usage import Usage, from_openai
 from gateway.life import Life
+from policies.evaluate import Decision as PolicyDecision
+from policies.explain import shown
+from policies.facts import Facts
 
 if TYPE_CHECKING:
     from gateway.services import Services
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tierline.ledger")
 
 PROGRESS_INTERVAL_S = 1.0
+TEXT_VARIABLES = ("system_text", "user_text")
 NOTHING = Usage(input_tokens=0, output_tokens=0, source="counted")
 
 
@@ -66,7 +70,8 @@ class Accounting:
         if row is None:
             return
         usage = NOTHING
-        if attempt.outcome in ("cancelled", "timeout") and attempt.status_code is not None:
+        connected = not (attempt.error or "").startswith("connect")
+        if attempt.outcome in ("cancelled", "timeout") and connected:
             usage = Usage(input_tokens=self._life.input_estimate, output_tokens=0, source="estimated")
         self._charge(row, usage)
         self._close(row, attempt, attempt.outcome if attempt.outcome != "running" else "error")
@@ -126,7 +131,6 @@ class Accounting:
         decision, facts = life.decision, life.facts
         if decision is None or facts is None:
             return
-        candidates = [{"model": c.model, "tier": c.tier, "backend": c.backend} for c in life.candidates]
         made = Decision(
             request_id=life.request_id,
             ts_ms=now_ms(),
@@ -135,9 +139,9 @@ class Accounting:
             rule=decision.rule,
             why=decision.why,
             tier=decision.requested_tier or "",
-            model=life.candidates[0].model if life.candidates else "",
-            features=facts.record(),
-            candidates=candidates,
+            model=life.candidates[0].model,
+            features=_features(life, decision, facts),
+            candidates=[{"model": c.model, "tier": c.tier, "backend": c.backend} for c in life.candidates],
         )
         self._journal(Decided(made))
 
@@ -215,3 +219,17 @@ class Accounting:
             metrics.ttft.labels(row.model).observe(row.ttft_ms / 1000)
             if row.output_tokens > 1:
                 metrics.tpot.labels(row.model).observe((row.duration_ms - row.ttft_ms) / 1000 / (row.output_tokens - 1))
+
+
+def _features(life: Life, decision: PolicyDecision, facts: Facts) -> dict[str, Any]:
+    """What the rules saw, in numbers and labels; the texts among the facts stay out."""
+    seen = shown(facts)
+    for text in TEXT_VARIABLES:
+        seen.pop(text, None)
+    if decision.auto is not None:
+        seen["p_success"] = decision.auto.p_success
+    if decision.rule_errors:
+        seen["rule_errors"] = list(decision.rule_errors)
+    if life.fallback:
+        seen["fallback"] = life.fallback
+    return seen

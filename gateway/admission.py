@@ -5,28 +5,27 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from backends.protocol import text_of
 from gateway.access.limits import Admission, BudgetExhausted, Refused, Scope
 from gateway.access.principal import AuthenticationError, Principal
 from gateway.candidates import NoCandidate, select
 from gateway.dialects import openai_chat
 from gateway.dialects.errors import BadRequest, NotAllowed, NotFound, OutOfBudget, RateLimited, Unauthenticated
 from gateway.http import Exchange
+from gateway.ledger.money import parse_usd
 from gateway.ledger.prices import estimate
 from gateway.ledger.rows import new_id
 from gateway.life import Life
 from gateway.logs import log
-from policies.evaluate import Facts, Subject, decide
+from policies.evaluate import decide
+from policies.facts import Context, from_chat
+from policies.load import Policy, Subject
 from tiers import TIERS
-from tiers.features import estimate_tokens
 
 if TYPE_CHECKING:
     from gateway.services import Services
 
 MAX_TAGS = 16
 MAX_TAG_LENGTH = 64
-# Tokens that a chat template adds around each message.
-TOKENS_PER_MESSAGE = 4
 
 
 async def authenticate(services: Services, exchange: Exchange) -> Principal:
@@ -111,42 +110,32 @@ async def route(services: Services, life: Life) -> None:
         organisation=principal.organisation_name,
         team=principal.team_name,
         project=principal.project_name,
-        key=principal.key_name,
-        key_id=principal.key_id,
+        key=principal.key_id,
         model=name,
     )
     policy = services.policies.current.resolve(subject)
-    messages = life.payload["messages"]
-    profile = services.classifier.classify(
-        messages,
-        tools=bool(request.tools),
-        response_format=request.response_format,
-        max_tokens=openai_chat.output_limit(request),
-    )
-    life.input_estimate = sum(
-        estimate_tokens(text_of(message.content)) + TOKENS_PER_MESSAGE for message in request.messages
-    )
-    used = await services.limiter.budget_used((principal.scope(), policy.scope()))
-    life.facts = Facts(
-        profile=profile,
-        prompt_tokens=life.input_estimate,
-        max_tokens=openai_chat.output_limit(request),
-        messages=len(request.messages),
-        has_tools=bool(request.tools),
-        has_images=openai_chat.has_images(request),
-        wants_json=openai_chat.wants_json(request),
-        stream=life.stream,
-        tags=life.tags,
-        subject=subject,
+    used = await services.limiter.budget_used((principal.scope(), _budget_scope(policy, enforced=False)))
+    context = Context(
+        organisation=subject.organisation,
+        team=subject.team,
+        project=subject.project,
+        key=subject.key,
+        tags=tuple(f"{tag}={value}" for tag, value in life.tags.items()),
         budget_used=max(used.values(), default=0.0),
-    )
-    life.decision = decide(
-        policy,
-        life.facts,
-        tiers_served=settings.tiers_served(),
         pinned_tier=pinned,
-        model=None if name == "auto" else name,
     )
+    profile = None
+    if policy.needs_profile:
+        profile = services.classifier.classify(
+            life.payload["messages"],
+            tools=bool(request.tools),
+            response_format=request.response_format,
+            max_tokens=openai_chat.output_limit(request),
+        )
+    life.facts = from_chat(life.payload, context, profile)
+    life.policy = policy
+    life.decision = decide(policy, life.facts)
+    life.input_estimate = life.facts.prompt_tokens
     try:
         selection = select(settings, life.decision, openai_chat.needs(request), life.input_estimate, principal)
     except NoCandidate as error:
@@ -156,7 +145,7 @@ async def route(services: Services, life: Life) -> None:
     if life.fallback:
         log(
             logging.INFO,
-            "tier not served",
+            "another tier than decided",
             request_id=life.request_id,
             requested_tier=life.decision.requested_tier,
             tier=life.candidates[0].tier,
@@ -173,6 +162,7 @@ async def admit(services: Services, life: Life) -> None:
     principal, request = life.principal, life.request
     assert principal is not None
     assert request is not None
+    assert life.policy is not None
     limit = openai_chat.output_limit(request)
     models = {candidate.model for candidate in life.candidates}
     life.output_estimate = life.choices * max(
@@ -183,7 +173,7 @@ async def admit(services: Services, life: Life) -> None:
     )
     admission = Admission(
         hold_id=new_id(),
-        scopes=tuple(scopes(principal, life)),
+        scopes=_scopes(principal, life.policy),
         tokens=life.input_estimate + life.output_estimate,
         cost_nanousd=dearest,
         ttl_s=services.settings.hold_ttl_seconds,
@@ -196,9 +186,21 @@ async def admit(services: Services, life: Life) -> None:
         raise kind(error.message, headers=error.headers()) from None
 
 
-def scopes(principal: Principal, life: Life | None) -> list[Scope]:
-    """Everything whose limits and budget a request counts against: its key, and the policy that applies."""
-    found = [principal.scope()]
-    if life is not None and life.decision is not None:
-        found.append(life.decision.scope(Scope))
-    return found
+def _scopes(principal: Principal, policy: Policy) -> tuple[Scope, ...]:
+    """Everything that a request counts against: its key, the policy's ceilings of that key, the policy's budget."""
+    limits = policy.limits
+    ceilings = Scope(
+        f"policy:{policy.name}/key:{principal.key_id}",
+        limits.requests_per_minute,
+        limits.tokens_per_minute,
+        limits.parallel,
+    )
+    return principal.scope(), ceilings, _budget_scope(policy, enforced=True)
+
+
+def _budget_scope(policy: Policy, *, enforced: bool) -> Scope:
+    """The policy's monthly budget. One that downgrades counts as well, but refuses nobody."""
+    budget = policy.budget
+    if budget is None or (enforced and budget.when_exhausted != "reject"):
+        return Scope(f"policy:{policy.name}")
+    return Scope(f"policy:{policy.name}", budget_nanousd=parse_usd(budget.monthly_usd))

@@ -59,7 +59,12 @@ class Turn:
         directives = _directives(life)
         self.only_if_cached = "only-if-cached" in directives
         policy, cache = life.decision.cache, services.cache
-        allowed = eligibility.check(life.payload, mode=policy.mode, allow_temperature=policy.allow_temperature)
+        allowed = eligibility.check(
+            life.payload,
+            mode=policy.mode,
+            allow_temperature=policy.allow_temperature,
+            scripts_covered=cache.scripts if cache is not None else frozenset(),
+        )
         life.cache_reason = allowed.reason
         if allowed.mode == "off" or cache is None or cache.fingerprint is None:
             life.cache_reason = allowed.reason or ("disabled" if cache is None else "unavailable")
@@ -105,7 +110,8 @@ class Turn:
         if found is None and ticket.leader:
             policy = life.decision.cache
             assert self.mode != "off"
-            found = await services.cache.lookup(key, self.mode, policy.threshold, policy.ttl_s)
+            threshold = policy.threshold or services.settings.cache.similarity_threshold
+            found = await services.cache.lookup(key, self.mode, threshold, policy.ttl)
             if found.entry is not None:
                 ticket.complete(found)
         if found is None or found.outcome == "miss" or found.entry is None:
@@ -150,7 +156,7 @@ class Turn:
             completion_tokens=row.output_tokens,
             cost_nanousd=row.cost_nanousd,
             created_at=now,
-            expires_at=now + life.decision.cache.ttl_s,
+            expires_at=now + (life.decision.cache.ttl or self._services.settings.cache.ttl_seconds),
             question=key.text,
         )
 

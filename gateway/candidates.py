@@ -34,11 +34,9 @@ def select(
     Raises:
         NoCandidate: `unsupported_parameter`, `context_length_exceeded` or `no_model`.
     """
-    if decision.model is not None:
-        names = [decision.model]
-    else:
-        tiers = [tier for tier in (decision.requested_tier, *decision.fallback) if tier]
-        names = [name for tier in dict.fromkeys(tiers) for name in settings.tier_models(tier)]
+    names = [] if decision.model is None else [decision.model]
+    tiers = [tier for tier in (decision.tier, *decision.fallback_tiers) if tier]
+    names += [name for tier in tiers for name in settings.tier_models(tier) if name != decision.model]
     if not names:
         raise NoCandidate(
             f"No model is configured for the tier '{decision.requested_tier}' or its fallbacks.", "no_model"
@@ -78,8 +76,9 @@ def _candidate(settings: Settings, name: str) -> Candidate:
 
 
 def _fallback(settings: Settings, decision: Decision, able: list[str], first: Candidate) -> str | None:
+    """Why the first candidate is not of the tier that was decided on; None if it is."""
     wanted = decision.requested_tier
-    if decision.model is not None or wanted is None or first.tier == wanted:
+    if wanted is None or first.tier == wanted:
         return None
     in_tier = settings.tier_models(wanted)
     if not in_tier:

@@ -18,7 +18,9 @@ from gateway.dialects.errors import GatewayError
 from gateway.http import Exchange, Header
 from gateway.ledger.rows import CacheState, LedgerRow
 from gateway.metering import Meter
-from policies.evaluate import Decision, Facts
+from policies.evaluate import Decision
+from policies.facts import Facts
+from policies.load import Policy
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -42,6 +44,7 @@ class Life:
     deadline: float | None = None  # monotonic
 
     # decide
+    policy: Policy | None = None
     facts: Facts | None = None
     decision: Decision | None = None
     candidates: list[Candidate] = field(default_factory=list)

@@ -32,8 +32,7 @@ from gateway.life import Life
 from gateway.settings import Settings
 from gateway.telemetry import Metrics
 from gateway.tracing import Tracing
-from policies.watch import PolicyStore
-from policies.yamlfile import Problem
+from policies.watch import PolicyStore, Reload
 from tiers.task import TaskClassifier
 
 logger = logging.getLogger("tierline")
@@ -96,9 +95,11 @@ class Services:
         stack.callback(self.tracing.close)
         self.prices = PriceBook(settings)
         self.classifier = TaskClassifier.load()
-        self.policies = PolicyStore(settings.policies_dir, settings.tiers_served(), on_change=self._policies_changed)
-        await self.policies.start()
-        stack.push_async_callback(self.policies.close)
+        self.policies = PolicyStore(
+            settings.policies_dir, settings.tiers_served(), settings.models.keys(), self._policies_reloaded
+        )
+        self.policies.start()
+        stack.callback(self.policies.close)
         self.database = await Database.open(settings.database_url())
         stack.push_async_callback(self.database.close)
         self.journal = Journal.open(data_dir / "journal")
@@ -178,13 +179,14 @@ class Services:
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("background work failed: %s: %s", type(error).__name__, error)
 
-    def _policies_changed(self, problems: list[Problem]) -> None:
-        self.metrics.policy_problems.set(len(problems))
-        self.metrics.policy_reloads.labels("refused" if problems else "ok").inc()
-        for problem in problems:
-            logger.error("policy not loaded, the last good set stays in force: %s", problem)
-        if not problems:
-            logger.info("policies loaded, version %s", self.policies.current.version)
+    def _policies_reloaded(self, reload: Reload) -> None:
+        """In the thread that watches the folder."""
+        self.metrics.policy_problems.set(len(reload.problems))
+        self.metrics.policy_reloads.labels("ok" if reload.accepted else "refused").inc()
+        for problem in reload.problems:
+            logger.error("policies refused, the last good set stays in force: %s", problem)
+        if reload.accepted:
+            logger.info("policies in force, version %s", reload.policies.version)
 
     async def _observe(self) -> None:
         """Keep the gauges that no event sets."""

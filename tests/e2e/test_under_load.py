@@ -1,0 +1,145 @@
+"""Many streams at once, clients that leave, and a gateway that is killed: no page leaks and no row is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import Stack
+
+
+def gauge(metrics: str, name: str, **labels: str) -> float:
+    """One sample of a metrics page."""
+    for line in metrics.splitlines():
+        if line.startswith(f"{name}{{") and all(f'{label}="{value}"' in line for label, value in labels.items()):
+            return float(line.rsplit(" ", 1)[1])
+    raise AssertionError(f"{name} {labels} is not on the metrics page")
+
+
+async def stream(
+    client: httpx.AsyncClient, number: int, *, max_tokens: int, leave_after: int | None
+) -> tuple[str, str | None]:
+    """One streamed answer; its request id and how it ended: done, left or broken."""
+    body = {
+        "model": "smollm2-135m",
+        "messages": [{"role": "user", "content": f"Write a long story, number {number}."}],
+        "max_tokens": max_tokens,
+        "stream": True,
+        "ignore_eos": True,
+        "temperature": 0.8,
+    }
+    headers = {"x-tierline-cache": "no-cache, no-store"}
+    async with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
+        assert response.status_code == 200, await response.aread()
+        seen = 0
+        async for line in response.aiter_lines():
+            if line == "data: [DONE]":
+                return response.headers["x-request-id"], "done"
+            if line.startswith("data: ") and '"content"' in line:
+                seen += 1
+                if leave_after is not None and seen >= leave_after:
+                    return response.headers["x-request-id"], "left"
+    return response.headers["x-request-id"], "broken"
+
+
+def rows(stack: Stack, **where: str) -> list[dict[str, Any]]:
+    report = json.loads(stack.cli("cost", "report", "--by", "outcome,usage_source", "--json").stdout)
+    return list(report["rows"])
+
+
+async def wait_for_pages(stack: Stack, timeout_s: float = 10) -> str:
+    """The metrics page once no page of the engine is in use."""
+    async with httpx.AsyncClient(base_url=stack.base_url) as client:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            page = (await client.get("/metrics")).text
+            if gauge(page, "tierline_engine_pages", state="used") == 0:
+                return page
+            assert time.monotonic() < deadline, page
+            await asyncio.sleep(0.05)
+
+
+async def test_64_streams_of_which_16_leave(tierline_stack: Stack) -> None:
+    before = {row["outcome"]: row["requests"] for row in rows(tierline_stack)}
+    limits = httpx.Limits(max_connections=None)
+    headers = {"authorization": f"Bearer {tierline_stack.key}"}
+    async with httpx.AsyncClient(
+        base_url=tierline_stack.base_url, headers=headers, timeout=300, limits=limits
+    ) as client:
+        ended = await asyncio.gather(
+            *(stream(client, n, max_tokens=24, leave_after=6 if n % 4 == 0 else None) for n in range(64))
+        )
+    assert sorted(how for _, how in ended) == ["done"] * 48 + ["left"] * 16
+    page = await wait_for_pages(tierline_stack)
+    total, free, cached = (gauge(page, "tierline_engine_pages", state=s) for s in ("total", "free", "cached"))
+    assert free + cached == total
+    tierline_stack.wait_for_ledger()
+    after = {row["outcome"]: row["requests"] for row in rows(tierline_stack)}
+    assert after["success"] - before.get("success", 0) == 48
+    assert after["cancelled"] - before.get("cancelled", 0) == 16
+
+
+async def test_a_killed_gateway_loses_no_row_that_a_client_saw(tierline_stack: Stack) -> None:
+    headers = {"authorization": f"Bearer {tierline_stack.key}"}
+    seen: set[str] = set()
+    finished: set[str] = set()
+
+    async def keep_asking(client: httpx.AsyncClient, number: int) -> None:
+        while True:
+            try:
+                request_id, how = await stream(client, number, max_tokens=4, leave_after=None)
+            except httpx.TransportError:
+                return
+            seen.add(request_id)
+            if how == "done":
+                finished.add(request_id)
+
+    async with httpx.AsyncClient(base_url=tierline_stack.base_url, headers=headers, timeout=60) as client:
+        tasks = [asyncio.create_task(keep_asking(client, n)) for n in range(6)]
+        async with asyncio.timeout(60):
+            while len(finished) < 12:
+                await asyncio.sleep(0.02)
+        os.kill(tierline_stack.pid_of("gateway"), signal.SIGKILL)
+        await asyncio.gather(*tasks)
+    tierline_stack.wait_until_ready()
+    tierline_stack.wait_for_ledger()
+    for request_id in seen:
+        explained = json.loads(tierline_stack.cli("explain", request_id, "--json").stdout)
+        outcomes = [row["outcome"] for row in explained["rows"]]
+        assert len(outcomes) == 1, (request_id, outcomes)
+        assert outcomes[0] in ("success", "interrupted")
+        if request_id in finished:
+            assert outcomes[0] == "success", request_id
+
+
+def test_the_report_adds_up_to_the_rows(tierline_stack: Stack) -> None:
+    tierline_stack.wait_for_ledger()
+    whole = json.loads(tierline_stack.cli("cost", "report", "--by", "", "--json").stdout)
+    split = json.loads(tierline_stack.cli("cost", "report", "--by", "team,model,tier,day,outcome", "--json").stdout)
+    assert sum(row["cost_nanousd"] for row in split["rows"]) == split["total"]["cost_nanousd"]
+    assert split["total"]["cost_nanousd"] == whole["total"]["cost_nanousd"] > 0
+    table = tierline_stack.cli("cost", "report", "--by", "model").stdout
+    assert "smollm2-135m" in table
+    assert re.match(r"^team,", tierline_stack.cli("cost", "report", "--by", "team", "--format", "csv").stdout)
+
+
+@pytest.mark.parametrize("process", ["cache"])
+def test_without_the_cache_the_gateway_serves_on(tierline_stack: Stack, process: str) -> None:
+    headers = {"authorization": f"Bearer {tierline_stack.key}"}
+    with httpx.Client(base_url=tierline_stack.base_url, headers=headers, timeout=60) as client:
+        os.kill(tierline_stack.pid_of(process), signal.SIGKILL)
+        body = {"model": "auto", "messages": [{"role": "user", "content": "Are you still there?"}], "max_tokens": 4}
+        response = client.post("/v1/chat/completions", json=body)
+        assert response.status_code == 200
+        deadline = time.monotonic() + 60
+        while client.get("/health/ready").json()["cache"] != "connected":
+            assert time.monotonic() < deadline
+            time.sleep(0.1)

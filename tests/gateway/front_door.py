@@ -1,0 +1,135 @@
+"""A whole gateway in the test's own event loop, on a real port, in front of mock upstreams.
+
+Everything but the models is real: HTTP server, keys, limits, policies, journal, database. The upstream is
+`bench.mock_upstream`, which misbehaves on request; tests with the real engine are in `tests/e2e`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+import yaml
+
+from bench.mock_upstream import MockUpstream
+from gateway import settings
+from gateway.access.keys import KeyLimits, create_key
+from gateway.access.secret import load_secret
+from gateway.app import App
+from gateway.ledger.schema import ledger
+from gateway.services import Services
+from gateway.tracing import Tracing
+
+POLICY = """\
+version: 1
+name: default
+owner: tests
+routes:
+  - name: everything
+    tier: small
+fallback: [medium, small]
+cache: {mode: "off"}
+"""
+PRICE = {"version": "test-1", "input_usd_per_million": "1", "output_usd_per_million": "2"}
+
+
+@dataclasses.dataclass
+class FrontDoor:
+    """A running gateway: where it is, what it is made of, and a key for it."""
+
+    url: str
+    token: str
+    services: Services
+    root: Path
+    client: httpx.AsyncClient
+
+    def headers(self, token: str | None = None) -> dict[str, str]:
+        return {"authorization": f"Bearer {token or self.token}"}
+
+    async def chat(
+        self, model: str = "mock", *, token: str | None = None, headers: Mapping[str, str] = {}, **body: Any
+    ) -> httpx.Response:
+        """POST a chat completion; a stream is read to its end."""
+        body.setdefault("messages", [{"role": "user", "content": "Hello there"}])
+        return await self.client.post(
+            "/v1/chat/completions", json={"model": model, **body}, headers={**self.headers(token), **headers}
+        )
+
+    async def key(self, **options: Any) -> str:
+        """A new key; options as `create_key`, limits by their own names."""
+        limits = {name: options.pop(name) for name in KeyLimits.__struct_fields__ if name in options}
+        secret = load_secret(self.root / "var" / "secret")
+        options.setdefault("name", f"key-{len(self.services.keys)}")
+        created = await create_key(self.services.database, secret, limits=KeyLimits(**limits), **options)
+        return created.token
+
+    async def rows(self) -> list[dict[str, Any]]:
+        """All ledger rows, oldest first, once the journal has been written to the database."""
+        await self.services.writer.flush()
+        async with self.services.database.read() as connection:
+            found = await connection.execute(ledger.select().order_by(ledger.c.ts_ms, ledger.c.attempt_id))
+            return [dict(row) for row in found.mappings()]
+
+    def write_policy(self, text: str, name: str = "default.yaml") -> None:
+        (self.root / "policies" / name).write_text(text)
+
+
+def configuration(upstreams: Mapping[str, MockUpstream], models: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A `tierline.yaml` with one backend per upstream, and by default one model `mock` on the first."""
+    first = next(iter(upstreams))
+    short = {"connect_s": 1, "first_token_s": 2, "between_tokens_s": 2, "total_s": 10}
+    return {
+        "server": {"port": 0, "drain_seconds": 1},
+        "models": models or {"mock": {"tier": "small", "backend": first, "capabilities": ["tools"], "price": PRICE}},
+        "backends": {
+            name: {"base_urls": [upstream.base_url], "timeouts": short} for name, upstream in upstreams.items()
+        },
+        "cache": {"enabled": False},
+    }
+
+
+@asynccontextmanager
+async def front_door(
+    root: Path, document: Mapping[str, Any], *, policy: str = POLICY, tracing: Tracing | None = None
+) -> AsyncIterator[FrontDoor]:
+    """Run a gateway with its files under `root`."""
+    (root / "policies").mkdir(exist_ok=True)
+    (root / "policies" / "default.yaml").write_text(policy)
+    path = root / "tierline.yaml"
+    path.write_text(yaml.safe_dump(dict(document)))
+    configured = settings.load(path)
+    app = App(lambda: Services.open(configured, tracing=tracing))
+    config = uvicorn.Config(
+        app,
+        host="127.0.0.1",
+        port=0,
+        http="httptools",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=1,
+    )
+    server = uvicorn.Server(config)
+    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        if task.done():
+            task.result()
+            raise RuntimeError("the gateway did not start: see the log above")
+        await asyncio.sleep(0.005)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    services = app.services
+    assert services is not None
+    secret = load_secret(configured.storage.data_dir / "secret")
+    created = await create_key(services.database, secret, name="first")
+    url = f"http://127.0.0.1:{port}"
+    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+        yield FrontDoor(url, created.token, services, root, client)
+    server.should_exit = True
+    await task
