@@ -30,8 +30,12 @@ logger = logging.getLogger("tierline.ledger")
 # Key of the advisory lock that serialises migrations on PostgreSQL.
 _MIGRATION_LOCK: Final = 0x7469_6572
 _BUSY_TIMEOUT_MS: Final = 5000
-# Rows per statement, largest first: few distinct statements, so drivers keep them prepared.
-_CHUNKS: Final = (64, 8, 1)
+# Rows per statement, largest first: any batch takes few statements, and few distinct ones, which drivers keep prepared.
+_CHUNKS: Final = (128, 64, 32, 16, 8, 4, 2, 1)
+_FIELDS: Final = LedgerRow.__struct_fields__
+# Text that clients and servers choose; the rest is ours.
+_FOREIGN: Final = tuple(_FIELDS.index(name) for name in ("requested_model", "finish_reason", "error"))
+_TAGS: Final = _FIELDS.index("tags")
 
 
 class DatabaseError(Exception):
@@ -258,16 +262,17 @@ def _upgrade(connection: Connection) -> None:
 
 
 def _plain(value: str) -> str:
-    """Text that comes from outside may hold a NUL, which PostgreSQL cannot store."""
+    """PostgreSQL cannot store a NUL in text."""
     return value.replace("\x00", "") if "\x00" in value else value
 
 
 def _ledger_values(row: LedgerRow) -> tuple[Any, ...]:
     """In the order of `schema.ledger`, which is the order of `LedgerRow`."""
-    return tuple(
-        [_plain(value) if type(value) is str else value for value in msgspec.structs.astuple(row)[:-2]]
-        + [msgspec.json.encode(row.tags).decode(), _plain(row.error)]
-    )
+    values = list(msgspec.structs.astuple(row))
+    for i in _FOREIGN:
+        values[i] = _plain(values[i])
+    values[_TAGS] = msgspec.json.encode(row.tags).decode() if row.tags else "{}"
+    return tuple(values)
 
 
 def _decision_values(decision: Decision) -> tuple[Any, ...]:

@@ -19,7 +19,9 @@ import fcntl
 import logging
 import os
 import re
+import struct
 import threading
+import zlib
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
@@ -35,7 +37,9 @@ SEGMENT_BYTES: Final = 16 * 1024 * 1024
 FSYNC_INTERVAL_S: Final = 1.0
 # A Close is its Open plus what became known: counts, a finish reason and a bounded error message.
 _GROWTH_BYTES: Final = 5 * 1024
+_READ_WRITE: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_CHECKPOINT: Final = struct.Struct("<QQ")
 _SEGMENT_NAME: Final = re.compile(r"^(\d{12})\.journal$")
 
 
@@ -92,7 +96,7 @@ class Journal:
         self._fd_lock = threading.Lock()
         self._stop = threading.Event()
         self._syncer: threading.Thread | None = None
-        self._lock_fd = self._directory_fd = -1
+        self._lock_fd = self._directory_fd = self._checkpoint_fd = -1
 
     @classmethod
     def open(
@@ -107,7 +111,8 @@ class Journal:
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             journal._directory_fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-            journal._lock_fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            journal._lock_fd = os.open(directory / "lock", _READ_WRITE, 0o600)
+            journal._checkpoint_fd = os.open(directory / "checkpoint", _READ_WRITE, 0o600)
         except OSError as error:
             raise JournalFailed(f"cannot use the journal in {directory}: {error}") from error
         try:
@@ -263,16 +268,16 @@ class Journal:
         Raises:
             JournalFailed: it could not be saved.
         """
-        temporary = self.directory / "checkpoint.tmp"
+        # In place: renaming a new file over the old one would wait for the disk. A torn one fails its checksum.
+        payload = _CHECKPOINT.pack(*position)
         try:
-            temporary.write_bytes(msgspec.json.encode(position))
-            os.replace(temporary, self.directory / "checkpoint")
+            os.pwrite(self._checkpoint_fd, payload + zlib.crc32(payload).to_bytes(4, "little"), 0)
         except OSError as error:
             raise JournalFailed(f"cannot save the journal's checkpoint in {self.directory}: {error}") from error
         self.checkpoint = position
 
     def _release(self) -> None:
-        for descriptor in (*self._retired, self._fd, self._directory_fd, self._lock_fd):
+        for descriptor in (*self._retired, self._fd, self._directory_fd, self._checkpoint_fd, self._lock_fd):
             if descriptor != -1:
                 os.close(descriptor)
 
@@ -290,7 +295,7 @@ class Journal:
         capacity = max(self._segment_bytes, frames.HEADER_BYTES + self._reserved + size)
         descriptor = -1
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(path, _READ_WRITE | os.O_EXCL, 0o600)
             os.posix_fallocate(descriptor, 0, capacity)
             salt = frames.new_salt()
             os.pwrite(descriptor, frames.segment_header(salt), 0)
@@ -375,14 +380,14 @@ class Journal:
 
     def _load_checkpoint(self, existing: list[int]) -> Position:
         first = Position(existing[0] if existing else 0, 0)
-        try:
-            saved = msgspec.json.decode((self.directory / "checkpoint").read_bytes(), type=Position)
-        except FileNotFoundError:
+        saved = os.pread(self._checkpoint_fd, 64, 0)
+        payload, checksum = saved[: _CHECKPOINT.size], saved[_CHECKPOINT.size :]
+        if len(payload) < _CHECKPOINT.size or checksum != zlib.crc32(payload).to_bytes(4, "little"):
+            if saved:
+                logger.warning("the journal's checkpoint is unreadable: everything is stored again, which is harmless")
             return first
-        except (OSError, msgspec.DecodeError) as error:
-            logger.warning("the journal's checkpoint is unreadable, reading everything again: %s", error)
-            return first
-        return saved if saved.segment in existing else first
+        position = Position(*_CHECKPOINT.unpack(payload))
+        return position if position.segment in existing else first
 
     def _sync_loop(self, interval_s: float) -> None:
         while not self._stop.wait(interval_s):

@@ -25,8 +25,8 @@ from gateway.ledger.rows import Decision, LedgerRow
 
 logger = logging.getLogger("tierline.ledger")
 
-# Small enough that preparing a batch delays no request by more than about a millisecond.
-BATCH_ROWS: Final = 128
+# Records per transaction: preparing them holds up the event loop for about a millisecond.
+BATCH_RECORDS: Final = 256
 INTERVAL_S: Final = 0.25
 # While the database is down: how long until the next try, doubling from the interval.
 MAX_BACKOFF_S: Final = 10.0
@@ -36,13 +36,18 @@ class LedgerWriter:
     """One journal's way into one database. `start`, and `stop` at the end; `flush` waits until all is stored."""
 
     def __init__(
-        self, journal: Journal, database: Database, *, batch_rows: int = BATCH_ROWS, interval_s: float = INTERVAL_S
+        self,
+        journal: Journal,
+        database: Database,
+        *,
+        batch_records: int = BATCH_RECORDS,
+        interval_s: float = INTERVAL_S,
     ) -> None:
         self.journal = journal
         self.last_error: str | None = None
         self.rejected = 0
         self._database = database
-        self._batch_rows = batch_rows
+        self._batch_records = batch_records
         self._interval_s = interval_s
         self._stored = 0
         self._position = journal.checkpoint
@@ -133,7 +138,7 @@ class LedgerWriter:
         rows: list[LedgerRow] = []
         decisions: list[Decision] = []
         position = self._position
-        while len(rows) + len(decisions) < self._batch_rows:
+        while len(rows) + len(decisions) < self._batch_records:
             frame = next(self._frames, None)
             if frame is None:
                 following = self._refill(position)

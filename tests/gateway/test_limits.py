@@ -1,0 +1,417 @@
+"""Limits, budgets and holds: atomic, exact, and `used = settled + held` whatever the order of events."""
+
+from __future__ import annotations
+
+import asyncio
+import calendar
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.access.counters_memory import LATE_SETTLE_S, MemoryLimiter
+from gateway.access.holds import OutputEstimator
+from gateway.access.limits import Admission, BudgetExhausted, Grant, Limiter, LimitExceeded, Refused, Scope
+
+NOVEMBER_29 = calendar.timegm((2026, 11, 29, 0, 0, 0))
+DECEMBER_1 = calendar.timegm((2026, 12, 1, 0, 0, 0))
+
+
+class Clock:
+    """Both clocks of a limiter, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.wall = float(NOVEMBER_29)
+
+    def limiter(self, **spent: int) -> MemoryLimiter:
+        return MemoryLimiter(
+            {f"key:{name}": amount for name, amount in spent.items()},
+            clock=lambda: self.now,
+            wall_clock=lambda: self.wall,
+        )
+
+    def pass_(self, seconds: float) -> None:
+        self.now += seconds
+        self.wall += seconds
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def scope(name: str = "a", **limits: int) -> Scope:
+    return Scope(f"key:{name}", **limits)
+
+
+def ask(hold: str, *scopes: Scope, tokens: int = 0, cost: int = 0, ttl_s: float = 900.0) -> Admission:
+    return Admission(hold, scopes, tokens, cost, ttl_s)
+
+
+def test_it_is_a_limiter(clock: Clock) -> None:
+    limiter: Limiter = clock.limiter()
+    assert limiter is not None
+
+
+async def test_requests_per_minute(clock: Clock) -> None:
+    limiter, key = clock.limiter(), scope(requests_per_minute=3)
+    grants = [await limiter.admit(ask(str(n), key)) for n in range(3)]
+    assert [grant.remaining_requests for grant in grants] == [2, 1, 0]
+    assert grants[-1].reset_requests_s == pytest.approx(60)
+    with pytest.raises(LimitExceeded) as refused:
+        await limiter.admit(ask("late", key))
+    assert refused.value.limit == "requests_per_minute"
+    assert refused.value.scope == "key:a"
+    assert refused.value.retry_after_s == pytest.approx(20)
+    assert refused.value.headers() == {"retry-after": "20"}
+    clock.pass_(19.99)
+    with pytest.raises(LimitExceeded):
+        await limiter.admit(ask("late", key))
+    clock.pass_(0.01)
+    await limiter.admit(ask("late", key))
+
+
+async def test_headers_show_the_tightest_scope(clock: Clock) -> None:
+    limiter = clock.limiter()
+    grant = await limiter.admit(
+        ask(
+            "h", scope("a", requests_per_minute=100, tokens_per_minute=50), scope("b", requests_per_minute=5), tokens=20
+        )
+    )
+    assert dict(grant.headers()) == {
+        "x-ratelimit-limit-requests": "5",
+        "x-ratelimit-remaining-requests": "4",
+        "x-ratelimit-reset-requests": "12.000s",
+        "x-ratelimit-limit-tokens": "50",
+        "x-ratelimit-remaining-tokens": "30",
+        "x-ratelimit-reset-tokens": "24.000s",
+    }
+    assert Grant(hold_id="h").headers() == []
+
+
+async def test_tokens_are_corrected_when_settled(clock: Clock) -> None:
+    limiter, key = clock.limiter(), scope(tokens_per_minute=100)
+    await limiter.admit(ask("1", key, tokens=80))
+    with pytest.raises(LimitExceeded) as refused:
+        await limiter.admit(ask("2", key, tokens=50))
+    assert refused.value.limit == "tokens_per_minute"
+    assert refused.value.retry_after_s == pytest.approx(18)
+    await limiter.settle("1", 10, 0)
+    assert (await limiter.admit(ask("2", key, tokens=50))).remaining_tokens == 40
+    # More than was expected becomes a debt, which the next one waits out.
+    await limiter.settle("2", 190, 0)
+    with pytest.raises(LimitExceeded) as in_debt:
+        await limiter.admit(ask("3", key, tokens=10))
+    assert in_debt.value.retry_after_s == pytest.approx(66)
+
+
+async def test_a_request_larger_than_the_bucket_waits_for_a_full_one(clock: Clock) -> None:
+    limiter, key = clock.limiter(), scope(tokens_per_minute=100)
+    await limiter.admit(ask("small", key, tokens=30))
+    with pytest.raises(LimitExceeded) as refused:
+        await limiter.admit(ask("large", key, tokens=500))
+    clock.pass_(refused.value.retry_after_s)
+    await limiter.admit(ask("large", key, tokens=500))
+    with pytest.raises(LimitExceeded) as after:
+        await limiter.admit(ask("next", key, tokens=10))
+    assert after.value.retry_after_s == pytest.approx(246)
+
+
+async def test_parallel(clock: Clock) -> None:
+    limiter, key = clock.limiter(), scope(parallel=2)
+    await limiter.admit(ask("1", key))
+    await limiter.admit(ask("2", key))
+    with pytest.raises(LimitExceeded, match="2 requests running") as refused:
+        await limiter.admit(ask("3", key))
+    assert refused.value.limit == "parallel"
+    await limiter.settle("1", 0, 0)
+    await limiter.admit(ask("3", key))
+
+
+async def test_all_scopes_or_none(clock: Clock) -> None:
+    limiter = clock.limiter()
+    wide, narrow = scope("wide", requests_per_minute=10, parallel=10, budget_nanousd=100), scope("narrow", parallel=1)
+    await limiter.admit(ask("1", narrow))
+    for n in range(20):
+        with pytest.raises(LimitExceeded):
+            await limiter.admit(ask(f"x{n}", wide, narrow, cost=50))
+    assert limiter.balance("key:wide") == (0, 0)
+    assert (await limiter.admit(ask("2", wide, cost=100))).remaining_requests == 9
+
+
+async def test_a_budget_counts_what_is_spent_and_what_is_held(clock: Clock) -> None:
+    limiter, key = clock.limiter(a=700), scope(budget_nanousd=1000)
+    grant = await limiter.admit(ask("1", key, cost=200))
+    assert grant.budget_used == {"key:a": 0.9}
+    with pytest.raises(BudgetExhausted) as held:
+        await limiter.admit(ask("2", key, cost=200))
+    assert held.value.retry_after_s == 1.0
+    assert (held.value.settled_nanousd, held.value.held_nanousd, held.value.needed_nanousd) == (700, 200, 200)
+    await limiter.settle("1", 0, 50)
+    assert await limiter.budget_used([key]) == {"key:a": 0.75}
+    await limiter.admit(ask("2", key, cost=200))
+    await limiter.settle("2", 0, 300)  # more than was held: the budget is passed by this and no more
+    assert limiter.balance("key:a") == (1050, 0)
+    with pytest.raises(BudgetExhausted, match="wait for the next month") as spent:
+        await limiter.admit(ask("3", key))
+    assert spent.value.retry_after_s == pytest.approx(DECEMBER_1 - NOVEMBER_29)
+
+
+async def test_a_budget_of_nothing_admits_nothing(clock: Clock) -> None:
+    with pytest.raises(BudgetExhausted):
+        await clock.limiter().admit(ask("1", scope(budget_nanousd=0)))
+    assert await clock.limiter().budget_used([scope(budget_nanousd=0), scope("b")]) == {"key:a": 1.0}
+
+
+async def test_a_new_month_starts_from_nothing(clock: Clock) -> None:
+    limiter, key = clock.limiter(a=900), scope(budget_nanousd=1000)
+    await limiter.admit(ask("old", key, cost=100))
+    clock.pass_(DECEMBER_1 - NOVEMBER_29)
+    # The hold has expired meanwhile; it belongs to November, as its row does.
+    assert limiter.balance("key:a") == (0, 0)
+    await limiter.admit(ask("new", key, cost=1000))
+    assert await limiter.settle("old", 0, 77)
+    assert limiter.balance("key:a") == (0, 1000)
+    await limiter.settle("new", 0, 1000)
+    assert limiter.balance("key:a") == (1000, 0)
+
+
+async def test_settling_twice_is_settling_once(clock: Clock) -> None:
+    limiter, key = clock.limiter(), scope(budget_nanousd=1000, tokens_per_minute=1000, parallel=1)
+    await limiter.admit(ask("1", key, cost=100, tokens=10))
+    assert await limiter.settle("1", 20, 60)
+    assert not await limiter.settle("1", 20, 60)
+    assert not await limiter.settle("never", 1, 1)
+    assert limiter.balance("key:a") == (60, 0)
+    assert limiter.open_holds == 0
+
+
+async def test_admitting_twice_is_admitting_once(clock: Clock) -> None:
+    limiter, key = clock.limiter(), scope(budget_nanousd=1000, requests_per_minute=10, parallel=1)
+    first = await limiter.admit(ask("1", key, cost=100))
+    assert await limiter.admit(ask("1", key, cost=100)) == first
+    assert limiter.balance("key:a") == (0, 100)
+
+
+async def test_a_hold_nobody_settles_is_given_back(clock: Clock) -> None:
+    limiter, key = clock.limiter(), scope(budget_nanousd=100, parallel=1)
+    await limiter.admit(ask("1", key, cost=100, ttl_s=60))
+    clock.pass_(59)
+    assert await limiter.touch("1", 60)
+    clock.pass_(59)
+    assert limiter.balance("key:a") == (0, 100)
+    clock.pass_(1)
+    assert limiter.balance("key:a") == (0, 0)
+    assert limiter.expired_holds == 1
+    assert not await limiter.touch("1", 60)
+    with pytest.raises(ValueError, match="has expired"):
+        await limiter.admit(ask("1", key))
+    # Settled late, its money still counts: the ledger has a row for it.
+    assert await limiter.settle("1", 5, 30)
+    assert not await limiter.settle("1", 5, 30)
+    assert limiter.balance("key:a") == (30, 0)
+    await limiter.admit(ask("2", key, cost=70, ttl_s=60))
+    clock.pass_(60 + LATE_SETTLE_S + 1)
+    limiter.balance("key:a")
+    clock.pass_(LATE_SETTLE_S)
+    assert not await limiter.settle("2", 1, 1)
+
+
+async def test_touch_raises_a_hold_as_the_answer_grows(clock: Clock) -> None:
+    limiter, key = clock.limiter(), scope(budget_nanousd=100, tokens_per_minute=1000)
+    await limiter.admit(ask("1", key, tokens=10, cost=10))
+    assert await limiter.touch("1", 60, tokens=400, cost_nanousd=60)
+    assert limiter.balance("key:a") == (0, 60)
+    assert await limiter.touch("1", 60, tokens=5, cost_nanousd=5)  # never lowered
+    assert limiter.balance("key:a") == (0, 60)
+    with pytest.raises(BudgetExhausted):
+        await limiter.admit(ask("2", key, cost=50))
+    await limiter.settle("1", 400, 60)
+    assert (await limiter.admit(ask("2", key, tokens=600, cost=40))).remaining_tokens == 0
+
+
+@pytest.mark.parametrize(("tokens", "cost"), [(-1, 0), (0, -1)])
+async def test_negative_amounts_are_mistakes(clock: Clock, tokens: int, cost: int) -> None:
+    limiter, key = clock.limiter(), scope(budget_nanousd=10)
+    with pytest.raises(ValueError, match=">= 0"):
+        await limiter.admit(ask("1", key, tokens=tokens, cost=cost))
+    await limiter.admit(ask("2", key))
+    with pytest.raises(ValueError, match="cannot be settled"):
+        await limiter.settle("2", tokens, cost)
+    assert await limiter.settle("2", 0, 0)
+
+
+async def test_settled_holds_leave_nothing_behind(clock: Clock) -> None:
+    limiter, key = clock.limiter(), scope(parallel=5)
+    for n in range(20_000):
+        await limiter.admit(ask(str(n), key))
+        await limiter.settle(str(n), 1, 1)
+    assert limiter.open_holds == 0
+    assert len(limiter._expiries) < 3000
+
+
+async def test_a_thousand_at_once_on_an_almost_spent_budget(clock: Clock) -> None:
+    """The promise of `limits.py`: passed by no more than what the running ones used beyond their holds."""
+    budget, spent, hold, most = 10_000_000, 9_000_000, 10_000, 13_000
+    limiter, key = clock.limiter(a=spent), scope(budget_nanousd=budget)
+    order = random.Random(5)
+    running: dict[int, int] = {}
+    over_at_last_admission: list[int] = []
+    admitted = 0
+
+    async def request(n: int) -> None:
+        nonlocal admitted, over_at_last_admission
+        used = order.randrange(hold // 2, most)
+        while True:
+            try:
+                await limiter.admit(ask(str(n), key, cost=hold))
+                break
+            except BudgetExhausted as refused:
+                if refused.retry_after_s > 1:
+                    return
+                await asyncio.sleep(0)  # only holds stand in the way: one of them may end
+        admitted += 1
+        running[n] = max(0, used - hold)
+        over_at_last_admission = list(running.values())
+        for _ in range(order.randrange(5)):
+            await asyncio.sleep(0)
+        await limiter.settle(str(n), 1, used)
+        del running[n]
+
+    await asyncio.gather(*(request(n) for n in range(1000)))
+    settled, held = limiter.balance("key:a")
+    assert held == 0
+    assert 100 <= admitted < 1000
+    assert settled <= budget + sum(over_at_last_admission)
+    # And it is not timid either: what is left is less than one hold.
+    assert settled > budget - hold
+
+
+_amount = st.integers(0, 50)
+_event = st.one_of(
+    st.tuples(st.just("admit"), _amount, _amount, st.integers(1, 100)),
+    st.tuples(st.just("settle"), st.integers(0, 40), _amount, _amount),
+    st.tuples(st.just("touch"), st.integers(0, 40), _amount, _amount),
+    st.tuples(st.just("wait"), st.integers(0, 60), st.just(0), st.just(0)),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(_event, max_size=80), st.integers(0, 300))
+async def test_used_is_settled_plus_held_in_any_order(events: list[tuple[str, int, int, int]], budget: int) -> None:
+    """A model with nothing but dictionaries runs beside the limiter; both must agree after every event."""
+    clock = Clock()
+    limiter, key, other = clock.limiter(), scope(budget_nanousd=budget, parallel=5), scope("b", budget_nanousd=10**6)
+    held: dict[str, tuple[int, float]] = {}
+    late: set[str] = set()
+    settled = 0
+    for n, (kind, first, second, third) in enumerate(events):
+        for hold_id in [h for h, (_, until) in held.items() if until <= clock.now]:
+            del held[hold_id]
+            late.add(hold_id)
+        target = str(first)
+        if kind == "admit":
+            fits = settled + sum(c for c, _ in held.values()) + second <= budget and settled < budget and len(held) < 5
+            try:
+                await limiter.admit(ask(str(n), key, other, tokens=first, cost=second, ttl_s=third))
+                assert fits
+                held[str(n)] = (second, clock.now + third)
+            except Refused:
+                assert not fits
+        elif kind == "settle":
+            known = target in held or target in late
+            assert await limiter.settle(target, second, third) == known
+            held.pop(target, None)
+            late.discard(target)
+            settled += third if known else 0
+        elif kind == "touch":
+            assert await limiter.touch(target, second, 0, third) == (target in held)
+            if target in held:
+                cost, until = held[target]
+                held[target] = (max(cost, third), max(until, clock.now + second))
+        else:
+            clock.pass_(first)
+        for hold_id in [h for h, (_, until) in held.items() if until <= clock.now]:
+            del held[hold_id]
+            late.add(hold_id)
+        expected = (settled, sum(cost for cost, _ in held.values()))
+        assert limiter.balance("key:a") == limiter.balance("key:b") == expected
+        assert limiter.open_holds == len(held)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 30), st.integers(1, 40)), min_size=1, max_size=60), st.integers(1, 60))
+async def test_no_window_lets_more_through_than_stated(arrivals: list[tuple[float, int]], limit: int) -> None:
+    """At most `limit * (1 + T / 60)` requests, and a refused one passes exactly when it was told to."""
+    clock = Clock()
+    limiter, key = clock.limiter(), scope(requests_per_minute=limit)
+    passed: list[float] = []
+    n = 0
+    for wait, count in arrivals:
+        clock.pass_(wait)
+        for _ in range(count):
+            n += 1
+            try:
+                await limiter.admit(ask(str(n), key))
+            except LimitExceeded as refused:
+                told = refused.retry_after_s
+                clock.pass_(told * 0.99)
+                with pytest.raises(LimitExceeded):
+                    await limiter.admit(ask(f"{n} early", key))
+                clock.pass_(told * 0.01 + 1e-6)
+                await limiter.admit(ask(f"{n} again", key))
+            passed.append(clock.now)
+    for i in range(len(passed)):
+        for j in range(i, len(passed)):
+            assert j - i + 1 <= limit * (1 + (passed[j] - passed[i]) / 60) + 1e-3
+
+
+class TestEstimator:
+    """How much output to expect."""
+
+    def test_without_history_a_default_capped_by_the_request(self) -> None:
+        estimator = OutputEstimator(default_tokens=512)
+        assert estimator.estimate("k", "m") == 512
+        assert estimator.estimate("k", "m", 20) == 20
+        assert estimator.estimate("k", "m", 100_000) == 512
+
+    def test_it_follows_the_key_and_falls_back_to_the_model(self) -> None:
+        estimator = OutputEstimator()
+        for _ in range(50):
+            estimator.observe("short", "m", 10)
+            estimator.observe("long", "m", 2000)
+        assert 10 <= estimator.estimate("short", "m") < 15
+        assert 2000 <= estimator.estimate("long", "m") < 2100
+        assert estimator.estimate("short", "m") < estimator.estimate("new", "m")
+        assert estimator.estimate("short", "other") == 512
+
+    def test_few_answers_are_longer_than_expected(self) -> None:
+        estimator, lengths = OutputEstimator(), random.Random(1)
+        longer = 0
+        for _ in range(2000):
+            length = round(lengths.lognormvariate(5, 0.5))
+            longer += length > estimator.estimate("k", "m")
+            estimator.observe("k", "m", length)
+        assert longer / 2000 < 0.15
+
+    @given(st.lists(st.integers(0, 10**6), max_size=30), st.one_of(st.none(), st.integers(1, 10**6)))
+    def test_never_more_than_a_ceiling_never_nothing(self, seen: list[int], max_tokens: int | None) -> None:
+        estimator = OutputEstimator(ceiling_tokens=4096)
+        for length in seen:
+            estimator.observe("k", "m", length)
+        expected = estimator.estimate("k", "m", max_tokens)
+        assert 1 <= expected <= min(4096, max_tokens or 4096)
+
+    def test_its_memory_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("gateway.access.holds._MAX_HISTORIES", 10)
+        estimator = OutputEstimator()
+        for n in range(100):
+            estimator.observe(str(n), "m", 7)
+        assert len(estimator._history) == 10
+        assert estimator.estimate("99", "m") < 512
+
+    def test_nonsense_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="default_tokens"):
+            OutputEstimator(default_tokens=0)
