@@ -63,7 +63,7 @@ def examine(config: Path) -> list[Finding]:
         return [*findings, Finding("configuration", "fail", problems, "correct the file, or name one with --config")]
     findings.append(Finding("configuration", "ok", str(config)))
     findings += [_running(settings), _data_dir(settings), _memory(settings), _cores(settings)]
-    findings += [*_extras(settings), *_models(settings), _database(settings)]
+    findings += [*_extras(settings), *_models(settings), _policies(settings), _database(settings)]
     return findings
 
 
@@ -234,6 +234,19 @@ def _models(settings: Settings) -> Iterator[Finding]:
                 yield Finding(f"model {model}", "ok", str(store.find(model)))
             except ModelError as error:
                 yield Finding(f"model {model}", "fail", str(error))
+
+
+def _policies(settings: Settings) -> Finding:
+    from policies.check import check
+
+    report = check(settings.policies_dir, settings.tiers_served(), list(settings.models))
+    advice = "tierline policy check"
+    if not report.ok:
+        return Finding("policies", "fail", "; ".join(str(problem) for problem in report.errors), advice)
+    message = f"{', '.join(report.policies)} in {settings.policies_dir}"
+    if report.warnings:
+        return Finding("policies", "warn", f"{message}: {len(report.warnings)} warnings", advice)
+    return Finding("policies", "ok", message)
 
 
 def _database(settings: Settings) -> Finding:

@@ -20,6 +20,8 @@ from gateway.settings import Settings
 
 # A Unix socket's path must fit into sockaddr_un.sun_path, its final zero included.
 _SOCKET_PATH_BYTES = 107
+# How long engines and the cache may take to finish; the gateway's time is server.drain_seconds.
+_DRAIN_S = 10.0
 _KILL_AFTER_DRAIN_S = 5.0
 
 # Waiting threads sleep instead of spinning: with as many threads as cores, spinning starves the gateway.
@@ -68,6 +70,7 @@ def engine_spec(settings: Settings, name: str, model: Path) -> ProcessSpec:
         argv=_module("engine", options),
         ready=http_probe(_reachable(engine.host), engine.port, "/health"),
         env=_unless_set({**_PASSIVE_THREADS, "OMP_NUM_THREADS": str(threads)}),
+        stop_timeout_s=_DRAIN_S + _KILL_AFTER_DRAIN_S,
         address=f"{engine.host}:{engine.port}",
     )
 
@@ -95,6 +98,7 @@ def cache_spec(settings: Settings) -> ProcessSpec:
         argv=_module("cache", options),
         ready=socket_probe(path),
         env=_unless_set({**_PASSIVE_THREADS, "OMP_NUM_THREADS": str(cache.threads)}),
+        stop_timeout_s=_DRAIN_S + _KILL_AFTER_DRAIN_S,
         essential=False,  # without it every look-up is a miss, and the gateway serves on
         address=str(path),
     )
@@ -105,7 +109,7 @@ def gateway_spec(settings: Settings, config: Path) -> ProcessSpec:
     return ProcessSpec(
         name="gateway",
         argv=_module("gateway", {"--config": config}),
-        ready=http_probe(_reachable(server.host), server.port, "/health/live"),
+        ready=http_probe(_reachable(server.host), server.port, "/health/ready"),
         stage=1,
         stop_timeout_s=server.drain_seconds + _KILL_AFTER_DRAIN_S,
         address=f"{server.host}:{server.port}",

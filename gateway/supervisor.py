@@ -228,7 +228,8 @@ class _Keeper:
             now = time.monotonic()
             if now >= notice:
                 notice = now + self._timing.waiting_notice_s
-                self._report(Event("waiting", self._name, {"seconds": round(now - began)}))
+                said = self.child.log.tail[-1] if self.child.log.tail else ""
+                self._report(Event("waiting", self._name, {"seconds": round(now - began), "said": said}))
             if now - began > self._timing.ready_timeout_s:
                 if not self._settled.is_set() and self.child.spec.essential:
                     self._give_up(f"{self._name} was not ready after {self._timing.ready_timeout_s:.0f} s.")

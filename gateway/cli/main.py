@@ -115,7 +115,3 @@ def _root(
     ] = False,
 ) -> None:
     pass
-
-
-if __name__ == "__main__":
-    main()

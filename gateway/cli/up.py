@@ -89,7 +89,7 @@ def _first_key(settings: Settings) -> Path:
         CannotStart: the database or the server secret cannot be used.
     """
     from gateway.access.keys import ensure_first_key
-    from gateway.access.secret import InvalidSecret, load_secret
+    from gateway.access.secret import InvalidSecret
     from gateway.ledger.database import Database, DatabaseError
 
     data_dir = settings.storage.data_dir
@@ -97,7 +97,7 @@ def _first_key(settings: Settings) -> Path:
     async def create() -> None:
         database = await Database.open(settings.database_url())
         try:
-            await ensure_first_key(database, load_secret(data_dir / "secret"), data_dir / "first-key")
+            await ensure_first_key(database, data_dir / "first-key")
         finally:
             await database.close()
 
@@ -132,7 +132,7 @@ class _Words:
         seconds = detail.get("seconds")
         words = {
             "starting": "starting",
-            "waiting": f"not ready yet, {seconds} s",
+            "waiting": f"not ready after {seconds} s; it said: {detail.get('said') or 'nothing yet'}",
             "ready": f"ready on {detail.get('address')} ({seconds} s)",
             "exited": self._exited(detail),
             "restarting": f"starting again in {seconds} s",

