@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -97,11 +98,18 @@ class CacheClient:
     def connected(self) -> bool:
         return self._writer is not None
 
+    async def wait_connected(self, timeout_s: float) -> bool:
+        """Wait until the process answers; False when that takes too long."""
+        return await self._wait_for(lambda: self.connected, timeout_s)
+
     async def wait_ready(self, timeout_s: float) -> bool:
-        """Wait until the process is connected and its embedder loaded (or failed); False when that takes too long."""
+        """Wait until the process answers and its embedder is loaded or has failed; False when that takes too long."""
+        return await self._wait_for(lambda: self.connected and self.state in ("ready", "failed"), timeout_s)
+
+    async def _wait_for(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         try:
             async with asyncio.timeout(timeout_s), self._changed:
-                await self._changed.wait_for(lambda: self.connected and self.state in ("ready", "failed"))
+                await self._changed.wait_for(condition)
         except TimeoutError:
             return False
         return True

@@ -118,6 +118,7 @@ PERSONS = {
     **dict.fromkeys(_list("she her hers herself"), "she"),
     **dict.fromkeys(_list("they them their theirs"), "they"),
 }
+_AUXILIARIES = _set("is are am was were do does did has have had can could will would shall should may might must not")
 PAST = _set("was were")
 PRESENT = _set("is are am")
 OBLIGATION = _set("must should shall ought need")
@@ -197,6 +198,22 @@ def question_of(spoken: tuple[str, ...]) -> str | None:
         if word in ("what", "which"):
             return None
     return None
+
+
+def form_of(spoken: tuple[str, ...]) -> str:
+    """How a text asks: why, how, when ...; `yes_or_no`, `statement`; `what` also for a bare "capital of France"."""
+    kind = question_of(spoken)
+    if kind:
+        return kind
+    if {"what", "which"}.intersection(spoken[:3]):
+        return "what"
+    if spoken[:1] and spoken[0] in _AUXILIARIES:
+        return "yes_or_no"
+    return (
+        "statement"
+        if {"i", "my", "we", "our", "it"}.intersection(spoken) or _AUXILIARIES.intersection(spoken)
+        else "what"
+    )
 
 
 def asked_unit(spoken: tuple[str, ...]) -> str | None:
