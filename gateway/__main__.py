@@ -13,7 +13,7 @@ from types import FrameType
 
 import uvicorn
 
-from gateway import logs, settings
+from gateway import lifeline, logs, settings
 from gateway.app import App
 from gateway.services import Services
 from gateway.settings import Settings
@@ -78,6 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
     changes = {name: value for name in ("host", "port") if (value := getattr(options, name)) is not None}
     if changes:
         configured = configured.model_copy(update={"server": configured.server.model_copy(update=changes)})
+    lifeline.watch()
     logs.setup(configured.server.log)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=_uvloop) as runner:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import stat
 import sys
 import threading
 
@@ -61,9 +62,8 @@ def watch() -> bool:
     Killed rather than asked: the supervisor is gone without having drained, and what must survive that is on disk.
     """
     value = os.environ.get(LIFELINE_FD)
-    if value is None:
+    if value is None or not _is_pipe(fd := int(value)):
         return False
-    fd = int(value)
     os.set_inheritable(fd, True)
 
     def wait_for_the_end() -> None:
@@ -73,6 +73,14 @@ def watch() -> bool:
 
     threading.Thread(target=wait_for_the_end, name="lifeline", daemon=True).start()
     return True
+
+
+def _is_pipe(fd: int) -> bool:
+    """Whether the number still means the pipe: a process between may have closed it and handed on the variable."""
+    try:
+        return stat.S_ISFIFO(os.fstat(fd).st_mode)
+    except OSError:
+        return False
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from gateway.child import LogFile, ProcessSpec, http_probe, socket_probe
+from gateway.lifeline import LIFELINE_FD
 from gateway.lock import AlreadyLocked, FileLock
 from gateway.supervisor import Event, StartFailed, Supervisor, Timing
 
@@ -329,6 +330,15 @@ def test_a_child_whose_parent_is_already_gone_does_not_start(tmp_path: Path) -> 
     assert marker.exists()
 
 
+@pytest.mark.parametrize("value", [None, "987", "0"])
+def test_without_the_supervisors_pipe_a_process_just_runs(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(LIFELINE_FD, raising=False)
+    if value is not None:
+        monkeypatch.setenv(LIFELINE_FD, value)
+    code = "import sys; from gateway import lifeline; sys.exit(lifeline.watch())"
+    assert subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, check=False).returncode == 0
+
+
 async def test_ctrl_c_in_the_terminal_reaches_only_the_supervisor(stage: Stage) -> None:
     supervisor = stage.supervisor(stage.spec("serves"))
     running = await run_until_up(stage, supervisor)
@@ -390,6 +400,7 @@ def test_the_lock_is_exclusive_says_who_holds_it_and_dies_with_its_holder(tmp_pa
     path = tmp_path / "run/up.lock"
     code = f"""
 import pathlib, time
+from gateway.lifeline import LIFELINE_FD
 from gateway.lock import FileLock
 with FileLock(pathlib.Path({str(path)!r}), note="the other one"):
     print("locked", flush=True); time.sleep(600)
