@@ -92,7 +92,7 @@ class Journal:
         self._offset = 0
         self._capacity = 0
         self._dirty = self._new_segment = self._sync_failed = False
-        self._retired: list[int] = []
+        self._retired: list[tuple[int, int]] = []  # descriptors of finished segments, with their lengths
         self._fd_lock = threading.Lock()
         self._stop = threading.Event()
         self._syncer: threading.Thread | None = None
@@ -185,7 +185,8 @@ class Journal:
             self._dirty = False
             new_segment, self._new_segment = self._new_segment, False
         try:
-            for old in retired:
+            for old, length in retired:
+                os.ftruncate(old, length)  # gives back what was preallocated and not needed
                 os.fdatasync(old)
             if descriptor != -1:
                 os.fdatasync(descriptor)
@@ -197,7 +198,7 @@ class Journal:
             self.error = f"the journal's disk failed to sync: {error}"
             raise JournalFailed(self.error) from error
         finally:
-            for used in (*retired, descriptor):
+            for used in (*(old for old, _ in retired), descriptor):
                 if used != -1:
                     os.close(used)
         if self._sync_failed:
@@ -277,7 +278,8 @@ class Journal:
         self.checkpoint = position
 
     def _release(self) -> None:
-        for descriptor in (*self._retired, self._fd, self._directory_fd, self._checkpoint_fd, self._lock_fd):
+        finished = (descriptor for descriptor, _ in self._retired)
+        for descriptor in (*finished, self._fd, self._directory_fd, self._checkpoint_fd, self._lock_fd):
             if descriptor != -1:
                 os.close(descriptor)
 
@@ -308,12 +310,9 @@ class Journal:
                 raise JournalFull(self.error) from error
             self.error = f"cannot write the journal in {self.directory}: {error}"
             raise JournalFailed(self.error) from error
-        if self._fd != -1:
-            # Give back what was preallocated and not needed, before the old descriptor is out of hand.
-            os.ftruncate(self._fd, self._offset)
         with self._fd_lock:
             if self._fd != -1:
-                self._retired.append(self._fd)
+                self._retired.append((self._fd, self._offset))
             self._fd = descriptor
             self._new_segment = True
         self._segment, self._salt = number, salt

@@ -46,3 +46,18 @@ def decode(payload: bytes) -> Record:
         msgspec.DecodeError: a kind of record that this program does not know.
     """
     return _decoder.decode(payload)
+
+
+def concerns_database(payload: bytes) -> bool:
+    """Whether these are the bytes of a Close or a Decided: cheaper than decoding what only recovery reads."""
+    return not payload.startswith(_RECOVERY_ONLY)
+
+
+# Every record begins with its tag, so the first bytes of an encoded one tell the kind (up to the next field's name).
+_RECOVERY_ONLY = tuple(
+    encode(record)[: len(b"\x82\xa4type\xa8") + len(kind)]
+    for kind, record in (
+        ("open", Open(LedgerRow(attempt_id="", request_id="", attempt=1, ts_ms=0))),
+        ("progress", Progress("", 0, 0)),
+    )
+)

@@ -20,7 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from gateway.ledger import frames
 from gateway.ledger.database import Database, is_outage
 from gateway.ledger.journal import Journal, JournalError, Position
-from gateway.ledger.records import Close, Decided, decode
+from gateway.ledger.records import Close, Decided, concerns_database, decode
 from gateway.ledger.rows import Decision, LedgerRow
 
 logger = logging.getLogger("tierline.ledger")
@@ -147,8 +147,8 @@ class LedgerWriter:
                 position = following
                 continue
             position = Position(position.segment, frame.end)
-            if frame.payload is None:
-                continue  # logged when the journal was opened
+            if frame.payload is None or not concerns_database(frame.payload):
+                continue  # damage was logged when the journal was opened
             record = decode(frame.payload)
             if isinstance(record, Close):
                 rows.append(record.row)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from gateway.ledger import frames
 from gateway.ledger.journal import Journal, JournalBusy, JournalFailed, JournalFull, Position
-from gateway.ledger.records import Close, Decided, Open, Progress, Record, decode, encode
+from gateway.ledger.records import Close, Decided, Open, Progress, Record, concerns_database, decode, encode
 from gateway.ledger.rows import Decision, LedgerRow
 
 SMALL = 64 * 1024
@@ -192,6 +192,15 @@ def test_records_of_a_newer_version_are_not_thrown_away(tmp_path: Path) -> None:
     journal.close()
     with pytest.raises(JournalFailed, match="newer version"):
         Journal.open(tmp_path)
+
+
+@given(st.text(), st.integers(0, 2**60))
+def test_the_writer_skips_what_only_recovery_reads(text: str, number: int) -> None:
+    decision = Decision(request_id=text, ts_ms=number)
+    assert concerns_database(encode(Close(row(text, cost_nanousd=number))))
+    assert concerns_database(encode(Decided(decision)))
+    assert not concerns_database(encode(Open(row(text, cost_nanousd=number))))
+    assert not concerns_database(encode(Progress(text, number, number)))
 
 
 def test_unknown_fields_and_missing_ones_survive_an_upgrade() -> None:

@@ -318,7 +318,7 @@ def test_two_processes_make_keys_while_a_store_reads(config: Path) -> None:
         await store.start()
         started = [
             await asyncio.create_subprocess_exec(*program, "--team", f"t{n % 2}", stdout=subprocess.PIPE)
-            for n in range(4)
+            for n in range(2)
         ]
         made = []
         for process in started:

@@ -50,7 +50,7 @@ rows = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(rows, max_size=30, unique_by=lambda r: r.attempt_id),
     st.lists(st.sampled_from(DIMENSIONS), max_size=4, unique=True),
