@@ -84,11 +84,11 @@ def compare_content(a: str, b: str) -> Literal["same", "added", "replaced"]:
     """
     asked, cached = features(a), features(b)
     first, second = set(asked.content), set(cached.content)
-    if first != second:
-        first, second = first - lexicon.LIGHT, second - lexicon.LIGHT
-    if first - second and second - first:
+    only_first, only_second = first - second, second - first
+    if only_first and only_second:
         return "replaced"
-    return "same" if first == second and first and asked.form == cached.form else "added"
+    agree = only_first | only_second <= lexicon.LIGHT and bool(first & second)
+    return "same" if agree and asked.form == cached.form else "added"
 
 
 def objection(a: str, b: str) -> str | None:

@@ -1,0 +1,161 @@
+"""The guards, class by class; and the rule of thresholds, with the real embedder on the questions that matter."""
+
+from __future__ import annotations
+
+import pytest
+
+from cache.embed import Embedder
+from cache.verify import compare_content, lowest_cosine, objection, verify
+
+FRANCE = "What is the capital of France?"
+
+
+@pytest.mark.parametrize(
+    ("guard", "a", "b"),
+    [
+        ("numbers", "Who won the cup in 2016?", "Who won the cup in 2017?"),
+        ("numbers", "Give me three reasons", "Give me five reasons"),
+        ("numbers", "the first president", "the second president"),
+        ("numbers", "Manual of the M605x printer", "Manual of the M605n printer"),
+        ("numbers", "a loan of $1,000", "a loan of $10,000"),
+        ("numbers", "a train at 10:30", "a train at 11:30"),
+        ("numbers", "largest city", "second largest city"),
+        ("units", "boiling point in celsius", "boiling point in fahrenheit"),
+        ("units", "weekly report", "monthly report"),
+        ("units", "Is the shop open on Monday?", "Is the shop open on Sunday?"),
+        ("units", "In what year was it built?", "On which day was it built?"),
+        ("negation", "Which foods are safe for dogs?", "Which foods are not safe for dogs?"),
+        ("negation", "I can log in", "I can't log in"),
+        ("negation", "sugar with milk", "sugar without milk"),
+        ("negation", "It ever worked", "It never worked"),
+        ("antonym", "How do I turn on dark mode?", "How do I turn off dark mode?"),
+        ("antonym", "Is aspirin safe for dogs?", "Is aspirin unsafe for dogs?"),
+        ("antonym", "What is the largest lake?", "What is the smallest lake?"),
+        ("antonym", "the population of North Dakota", "the population of South Dakota"),
+        ("antonym", "hopeful signs", "hopeless signs"),
+        ("antonym", "arguments for it", "arguments against it"),
+        ("entity", FRANCE, "What is the capital of Spain?"),
+        ("entity", "Did you see Wayne yet", "Did you see Warren yet"),
+        ("question", "Who built the tower?", "When was the tower built?"),
+        ("question", "How many people speak Welsh?", "How do people speak Welsh?"),
+        ("question", "How long is the river?", "How deep is the river?"),
+        ("person", "tell me what my task is", "tell me what your task is"),
+        ("tense", FRANCE, "What was the capital of France?"),
+        ("tense", "When will it start?", "When did it start?"),
+        ("modality", "Must I register?", "Can I register?"),
+        ("order", "convert km to miles", "convert miles to km"),
+        ("order", "flights from paris to london", "flights from london to paris"),
+        ("order", "is tea healthier than coffee", "is coffee healthier than tea"),
+        ("order", "Did Germany invade Poland?", "Did Poland invade Germany?"),
+        ("order", "does the cat chase the dog", "does the dog chase the cat"),
+        ("order", "was the cat bitten by the dog", "was the dog bitten by the cat"),
+        ("order", "The soup is hot and not cold", "The soup is cold and not hot"),
+    ],
+)
+def test_guards(guard: str, a: str, b: str) -> None:
+    assert objection(a, b) == guard
+    assert objection(b, a) == guard
+    assert not verify(a, b, 0.999, 0.95).accepted
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (FRANCE, "What's the capital city of France?"),
+        (FRANCE, "Which city is the capital of France?"),
+        (FRANCE, "Could you please tell me the capital of France?"),
+        (FRANCE, "what is france's capital"),
+        ("I can't log in", "I cannot log in"),
+        ("I am unable to log in", "I'm not able to log in"),
+        ("a loan of $1,000", "a loan of $1000"),
+        ("Give me three reasons", "Give me 3 reasons"),
+        ("They're safe, aren't they?", "They're safe."),
+        ("When was the tower built?", "In what year was the tower built?"),
+        ("the difference between TCP and UDP", "the difference between UDP and TCP"),
+        ("flights from Paris to London", "flights from paris to london"),
+        ("How do you boil an egg?", "How do I boil an egg?"),
+        ("THE CAPITAL OF FRANCE", "the capital of France"),
+    ],
+)
+def test_rewordings_to_which_no_guard_objects(a: str, b: str) -> None:
+    assert objection(a, b) is None
+    assert objection(b, a) is None
+
+
+@pytest.mark.parametrize(
+    ("expected", "a", "b"),
+    [
+        ("same", FRANCE, "Which city is the capital of France?"),
+        ("same", FRANCE, "capital of France"),
+        ("added", "How do I reset a password?", "How do I reset a router password?"),
+        ("added", "My card was declined.", "Why was my card declined?"),
+        ("replaced", "How do I cook rice?", "How do I cook pasta?"),
+        ("replaced", "Which city is it?", "Which country is it?"),
+    ],
+)
+def test_compare_content(expected: str, a: str, b: str) -> None:
+    assert compare_content(a, b) == compare_content(b, a) == expected
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "needed"),
+    [
+        (FRANCE, "Which city is the capital of France?", 0.925),
+        ("How do I reset a password?", "How do I reset a router password?", 0.95),
+        ("How do I cook rice?", "How do I cook pasta?", 0.975),
+    ],
+)
+def test_the_threshold_moves_with_what_the_words_do(a: str, b: str, needed: float) -> None:
+    assert verify(a, b, needed, 0.95).accepted
+    below = verify(a, b, needed - 0.001, 0.95)
+    assert (below.accepted, below.reason) == (False, "below_threshold")
+
+
+def test_threshold_one_accepts_nothing_but_equal_vectors() -> None:
+    assert not verify(FRANCE, "What's the capital of France?", 0.9999, 1.0).accepted
+    assert verify(FRANCE, "What's the capital of France?", 1.0, 1.0).accepted
+
+
+def test_nothing_is_accepted_below_the_lowest_cosine() -> None:
+    for threshold in (0.8, 0.95, 1.0):
+        assert not verify(FRANCE, "capital of France", lowest_cosine(threshold) - 1e-6, threshold).accepted
+        assert verify(FRANCE, "capital of France", lowest_cosine(threshold) + 1e-9, threshold).accepted
+
+
+@pytest.mark.parametrize(
+    ("asked", "accepted"),
+    [
+        ("What's the capital city of France?", True),
+        ("Which city is the capital of France?", True),
+        ("What is France's capital?", True),
+        ("Tell me the capital of France.", True),
+        ("Could you please tell me the capital of France?", True),
+        ("What is the capital of Spain?", False),
+        ("What was the capital of France?", False),
+        ("What is not the capital of France?", False),
+        ("What is the population of France?", False),
+        ("What is the largest city of France?", False),
+        ("What is the capital of France in 1940?", False),
+        ("What country is Paris the capital of?", False),
+        ("Who is the president of France?", False),
+    ],
+)
+def test_the_capital_of_france_with_the_real_embedder(embedder: Embedder, asked: str, accepted: bool) -> None:
+    first, second = embedder.embed([asked, FRANCE])
+    assert verify(asked, FRANCE, float(first @ second), 0.95).accepted is accepted
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ("convert 5 kilometers to miles", "convert 5 miles to kilometers"),
+        ("Does the cat chase the dog?", "Does the dog chase the cat?"),
+        ("Is Python faster than Java?", "Is Java faster than Python?"),
+        ("You're safe, aren't you?", "You're not safe, are you?"),
+        ("What happens if the buyer sues the seller?", "What happens if the seller sues the buyer?"),
+    ],
+)
+def test_what_the_embedder_takes_for_equal_and_the_guards_do_not(embedder: Embedder, a: str, b: str) -> None:
+    first, second = embedder.embed([a, b])
+    assert float(first @ second) > 0.95, "no longer a case for a guard: choose another"
+    assert not verify(a, b, float(first @ second), 0.95).accepted
