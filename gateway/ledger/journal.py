@@ -114,6 +114,7 @@ class Journal:
             journal._lock_fd = os.open(directory / "lock", _READ_WRITE, 0o600)
             journal._checkpoint_fd = os.open(directory / "checkpoint", _READ_WRITE, 0o600)
         except OSError as error:
+            journal._release()
             raise JournalFailed(f"cannot use the journal in {directory}: {error}") from error
         try:
             try:

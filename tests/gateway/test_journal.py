@@ -91,6 +91,12 @@ def test_one_process_at_a_time(journal: Journal, tmp_path: Path) -> None:
     journal.append(Close(row("a")))
 
 
+def test_a_place_that_cannot_be_used_is_said_in_words(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(JournalFailed, match="cannot use the journal"):
+        Journal.open(tmp_path / "file" / "journal")
+
+
 def test_segments_rotate_and_go_when_they_are_stored(journal: Journal) -> None:
     journal.append(Open(row("long", output_tokens=1)))
     journal.append(Progress("long", 2, 3))
