@@ -38,6 +38,11 @@ Duration = Annotated[
 ]
 
 
+def _off(value: Any) -> Any:
+    """YAML 1.1 reads a bare `off` as false; here it is the word."""
+    return "off" if value is False else value
+
+
 class Strict(BaseModel):
     """Base of all policy models: unknown keys are errors, instances do not change."""
 
@@ -67,7 +72,7 @@ class Route(Strict):
 
     name: str | None = Field(None, min_length=1, max_length=100, description="Shown in explanations and in the log.")
     when: str | None = Field(None, min_length=1, description="CEL expression that must be true.")
-    tier: TierName | Literal["auto"] | None = Field(
+    tier: Literal["small", "medium", "large", "xlarge", "auto"] | None = Field(
         None, description="Tier to use; 'auto': the smallest tier that is good enough for the request."
     )
     model: str | None = Field(None, min_length=1, description="Model to use, in place of a tier.")
@@ -87,7 +92,7 @@ class Route(Strict):
 class CachePolicy(Strict):
     """Which answers may come from the cache."""
 
-    mode: Literal["off", "exact", "semantic"] = Field(
+    mode: Annotated[Literal["off", "exact", "semantic"], BeforeValidator(_off)] = Field(
         "semantic", description="off: never; exact: the same request; semantic: also the same question in other words."
     )
     threshold: float | None = Field(

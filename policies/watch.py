@@ -7,6 +7,7 @@ does not load leaves the last good one in force and its faults in `problems`, un
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -19,9 +20,13 @@ import watchfiles
 from policies.load import PolicySet, files_in, load
 from policies.yamlfile import InvalidFile, Problem
 
+logger = logging.getLogger("tierline.policies")
+
 # The watcher wakes up this often even without an event: file systems without events (network mounts, a folder that is
 # deleted and made again) are noticed by content.
 _RESCAN_MS = 400
+_SETTLE_S = 0.04
+_SETTLE_TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +107,19 @@ class PolicyStore:
         self.close()
 
     def reload(self) -> Reload | None:
-        """Look at the folder now; None where its content is what was looked at last."""
+        """Look at the folder now; None where its content is what was looked at last.
+
+        A change counts once the folder has been still for a moment: a file that is being written is often empty or
+        half there, and half a policy may well be a valid one.
+        """
         signature = _signature(self._directory)
+        if signature == self._signature:
+            return None
+        for _ in range(_SETTLE_TRIES):
+            self._stop.wait(_SETTLE_S)
+            before, signature = signature, _signature(self._directory)
+            if signature == before:
+                break
         if signature == self._signature:
             return None
         self._signature = signature
@@ -114,7 +130,11 @@ class PolicyStore:
             self._problems = tuple(error.problems)
         result = Reload(self._current, self._problems)
         if self._on_reload is not None:
-            self._on_reload(result)
+            try:
+                self._on_reload(result)
+            except Exception:
+                # The watch must outlive a listener that fails, or no later edit would ever count.
+                logger.exception("a listener of policy reloads failed")
         return result
 
     def _watch(self) -> None:

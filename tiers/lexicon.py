@@ -13,7 +13,8 @@ _LISTS: Final[dict[str, str]] = {
         classify classifies classified classification categorise categorize category categories label labels
         labelled tag tags sentiment spam toxic toxicity offensive detect determine decide identify intent relevant
         irrelevant positive negative neutral duplicate duplicates satisfied genre genres rate rating true false
-        whether yes choose pick select belongs urgent stars polarity ham triage route flag
+        whether yes choose pick select belongs urgent urgency severity priority grade judge screen mark stars
+        polarity ham triage route flag
     """,
     "extract": """
         extract extracts extracted extraction pull find retrieve parse entities entity fields field names dates
@@ -21,8 +22,9 @@ _LISTS: Final[dict[str, str]] = {
         quote sentences phone address emails amounts invoice receipt
     """,
     "summarise": """
-        summarise summarize summarised summarized summary summaries summarization tldr tl dr condense recap brief
-        briefly gist shorten overview takeaways takeaway bullet abstract digest synopsis essence boil main
+        summarise summarize summarised summarized summary summaries summarization tldr tl dr condense recap sum
+        minutes outline brief briefly gist shorten overview takeaways takeaway bullet abstract digest synopsis
+        essence boil main
     """,
     "rewrite": """
         rewrite rewrites rewritten rephrase paraphrase reword correct corrected grammar grammatical spelling

@@ -1,0 +1,299 @@
+"""Loading a folder: faults with positions, conflicts, precedence, rollout, warnings, versions."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from policies import schema
+from policies.check import check
+from policies.load import Subject, bucket, load, load_file
+from policies.schema import PolicyDocument
+from policies.yamlfile import InvalidFile, Problem
+from tests.policies.policy_files import EVERYBODY, policy, write
+
+ROOT = Path(schema.__file__).parent
+
+
+def problems(folder: Path, **options: list[str]) -> list[Problem]:
+    with pytest.raises(InvalidFile) as caught:
+        load(folder, **options)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "words", "suggestion"),
+    [
+        ("rouets: []\n", 4, "unknown key 'rouets'", "routes"),
+        ("cache: {mode: semantik}\n", 4, "must be one of", "semantic"),
+        ("cache:\n  mode: exact\n  threshold: 0.9\n", 4, "only with 'mode: semantic'", None),
+        ("cache: {mode: 'off', ttl: 1h}\n", 4, "no meaning with 'mode: off'", None),
+        ("cache: {ttl: 24}\n", 4, "whole number and a unit", None),
+        ("cache: {ttl: 1.5h}\n", 4, "whole number and a unit", None),
+        ("routes:\n  - tier: huge\n", 5, "must be one of", None),
+        ("routes:\n  - name: x\n", 5, "either 'tier' or 'model'", None),
+        ("routes:\n  - {tier: small, model: m}\n", 5, "either 'tier' or 'model'", None),
+        ("routes:\n  - {tier: small, quality_target: 0.9}\n", 5, "only with 'tier: auto'", None),
+        ("routes:\n  - when: taks == 'chat'\n    tier: small\n", 5, "unknown variable 'taks'", "task"),
+        (
+            "routes:\n  - when: |\n      stream &&\n      taks == 'chat'\n    tier: small\n",
+            7,
+            "unknown variable",
+            "task",
+        ),
+        ("fallback: [small, small]\n", 1, "names a tier twice", None),
+        ("limits: {requests_per_minute: 0}\n", 4, "greater than or equal to 1", None),
+        ("budget: {monthly_usd: -1}\n", 4, "greater than 0", None),
+        ("escalate: {when: [refusal]}\n", 4, "not supported yet", None),
+        ("cache: {max_false_hit_rate: 0.005}\n", 4, "not supported yet", None),
+        ("limits: {queue: 5}\n", 4, "not supported yet", None),
+        ("rollout: {percent: 10}\n", 4, "missing", None),
+        ("owner: again\n", 4, "stands twice", None),
+    ],
+)
+def test_faults(tmp_path: Path, body: str, line: int, words: str, suggestion: str | None) -> None:
+    folder = write(tmp_path, p=policy("p", body))
+    (problem,) = problems(folder)
+    assert problem.file.endswith("p.yaml")
+    assert problem.line == line
+    assert words in problem.message
+    assert problem.suggestion == suggestion
+
+
+@pytest.mark.parametrize("written", ["off", "'off'", "exact", "semantic"])
+def test_cache_modes(tmp_path: Path, written: str) -> None:
+    """YAML 1.1 reads `off` as false; people mean the word."""
+    (found,) = load(write(tmp_path, a=policy("a", f"cache: {{mode: {written}}}\n"))).policies
+    assert found.cache.mode == written.strip("'")
+
+
+def test_columns_point_into_conditions(tmp_path: Path) -> None:
+    text = policy("p", "routes:\n  - when: stream && promt_tokens > 3\n    tier: small\n")
+    (problem,) = problems(write(tmp_path, p=text))
+    assert text.split("\n")[problem.line - 1][problem.column - 1 :].startswith("promt_tokens")
+
+
+def test_all_files_are_reported(tmp_path: Path) -> None:
+    found = problems(write(tmp_path, a=policy("a", "x: 1\n"), b=policy("b", "y: 1\n"), c=EVERYBODY))
+    assert [Path(problem.file).name for problem in found] == ["a.yaml", "b.yaml"]
+
+
+def test_empty_folder(tmp_path: Path) -> None:
+    assert "no policy here" in problems(tmp_path)[0].message
+
+
+def test_missing_folder(tmp_path: Path) -> None:
+    assert "cannot be read" in problems(tmp_path / "none")[0].message
+
+
+def test_not_utf8(tmp_path: Path) -> None:
+    write(tmp_path, a=EVERYBODY)
+    (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
+    assert "UTF-8" in problems(tmp_path)[0].message
+
+
+def test_empty_file(tmp_path: Path) -> None:
+    assert "expected a mapping" in problems(write(tmp_path, a=""))[0].message
+
+
+def test_other_files_do_not_count(tmp_path: Path) -> None:
+    write(tmp_path, a=EVERYBODY)
+    (tmp_path / ".b.yaml").write_text("broken: [")
+    (tmp_path / "c.yaml~").write_text("broken: [")
+    (tmp_path / "d.yaml").mkdir()
+    assert [p.name for p in load(tmp_path).policies] == ["everybody"]
+
+
+def test_the_same_name_twice(tmp_path: Path) -> None:
+    found = problems(write(tmp_path, a=EVERYBODY, b=policy("everybody", applies_to="{teams: [x]}")))
+    assert "taken by a.yaml" in found[0].message
+
+
+def test_somebody_must_apply_to_everybody(tmp_path: Path) -> None:
+    found = problems(write(tmp_path, a=policy("a", applies_to="{teams: [x]}")))
+    assert "no policy applies to everybody" in found[0].message
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "tie"),
+    [
+        ("{teams: [x]}", "{teams: [x, y]}", True),
+        ("{teams: [x]}", "{teams: [y]}", False),
+        ("{teams: [x]}", "{projects: [x]}", False),
+        ("{teams: [x], models: [auto]}", "{teams: [x]}", False),
+        ("{teams: [x], models: [auto]}", "{teams: [x], models: [m]}", False),
+        ("{organisations: [o], teams: [x]}", "{organisations: [o, p], teams: [x]}", True),
+    ],
+)
+def test_ties_are_errors(tmp_path: Path, one: str, other: str, tie: bool) -> None:
+    folder = write(tmp_path, all=EVERYBODY, one=policy("one", applies_to=one), other=policy("other", applies_to=other))
+    if tie:
+        assert "who should win" in problems(folder)[0].message
+    else:
+        assert len(load(folder).policies) == 3
+
+
+def test_precedence(tmp_path: Path) -> None:
+    folder = write(
+        tmp_path,
+        all=EVERYBODY,
+        org=policy("org", applies_to="{organisations: [o]}"),
+        team=policy("team", applies_to="{teams: [t]}"),
+        team_auto=policy("team-auto", applies_to="{teams: [t], models: [auto]}"),
+        project=policy("project", applies_to="{projects: [p]}"),
+        key=policy("key", applies_to="{keys: [k]}"),
+    )
+    policies = load(folder)
+
+    def chosen(**subject: str) -> str:
+        return policies.resolve(Subject(**subject)).name
+
+    assert chosen() == "everybody"
+    assert chosen(organisation="o") == "org"
+    assert chosen(organisation="o", team="t", model="m") == "team"
+    assert chosen(organisation="o", team="t", model="auto") == "team-auto"
+    assert chosen(organisation="o", team="t", project="p") == "project"
+    assert chosen(organisation="o", team="t", project="p", key="k") == "key"
+    assert chosen(organisation="x", team="x") == "everybody"
+
+
+def rollout(percent: float, target: str = "everybody") -> str:
+    return policy("next", f"default: large\nrollout: {{percent: {percent}, instead_of: {target}}}\n")
+
+
+def test_rollout_takes_its_share_and_keeps_it(tmp_path: Path) -> None:
+    policies = load(write(tmp_path, a=EVERYBODY, b=rollout(10)))
+    keys = [f"key-{i}" for i in range(4000)]
+    sides = [policies.resolve(Subject(key=key)).name for key in keys]
+    assert 0.08 < sides.count("next") / len(keys) < 0.12
+    assert sides == [policies.resolve(Subject(key=key)).name for key in keys]
+    wider = load(write(tmp_path, b=rollout(30)))
+    moved = [policies.resolve(Subject(key=k)).name == "next" for k in keys]
+    still = [wider.resolve(Subject(key=k)).name == "next" for k in keys]
+    assert all(later or not earlier for earlier, later in zip(moved, still, strict=True))
+
+
+@pytest.mark.parametrize(("percent", "name"), [(0, "everybody"), (100, "next")])
+def test_rollout_ends(tmp_path: Path, percent: float, name: str) -> None:
+    policies = load(write(tmp_path, a=EVERYBODY, b=rollout(percent)))
+    assert {policies.resolve(Subject(key=f"k{i}")).name for i in range(50)} == {name}
+
+
+def test_buckets_cover_the_range_evenly() -> None:
+    values = [bucket("p", f"k{i}") for i in range(5000)]
+    assert all(0 <= value < 100 for value in values)
+    assert all(400 < sum(low <= value < low + 10 for value in values) < 600 for low in range(0, 100, 10))
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"b": rollout(5, "everbody")}, "there is no policy"),
+        ({"b": rollout(5), "c": rollout(5).replace("next", "third")}, "already"),
+        ({"b": rollout(5), "c": policy("c", "rollout: {percent: 5, instead_of: next}\n")}, "itself being rolled out"),
+        ({"b": policy("b", "rollout: {percent: 5, instead_of: everybody}\n", "{teams: [x]}")}, "drop it"),
+    ],
+)
+def test_rollout_that_points_nowhere(tmp_path: Path, files: dict[str, str], words: str) -> None:
+    assert any(words in problem.message for problem in problems(write(tmp_path, a=EVERYBODY, **files)))
+
+
+def test_warnings(tmp_path: Path) -> None:
+    body = (
+        "routes:\n"
+        "  - {name: one, when: stream, tier: small}\n"
+        "  - {name: two, when: ' stream', tier: small}\n"
+        "  - {name: never, when: 'false', tier: small}\n"
+        "  - {name: all, tier: large}\n"
+        "  - {name: after, when: has_tools, tier: small}\n"
+    )
+    found = load(write(tmp_path, a=policy("a", body)), tiers_served=["small"]).warnings
+    assert [(w.line, w.severity) for w in found] == [(6, "warning"), (7, "warning"), (8, "warning"), (9, "warning")]
+    text = " ".join(w.message for w in found)
+    for words in ("same condition", "never true", "tier 'large' has no model", "'all' (line 8) always matches"):
+        assert words in text
+
+
+def test_unknown_model(tmp_path: Path) -> None:
+    folder = write(tmp_path, a=policy("a", "routes:\n  - model: smollm\n"))
+    (problem,) = problems(folder, models_served=["smollm2", "other"])
+    assert (problem.line, problem.suggestion) == (5, "smollm2")
+    assert load(folder).policies  # without a list of models nothing is claimed
+
+
+def test_versions_follow_content(tmp_path: Path) -> None:
+    first = load(write(tmp_path, a=EVERYBODY))
+    again = load(tmp_path)
+    changed = load(write(tmp_path, a=EVERYBODY.replace("6000", "7000")))
+    assert first.version == again.version != changed.version
+    assert first.policies[0].version != changed.policies[0].version
+
+
+def test_needs_profile(tmp_path: Path) -> None:
+    def needs(body: str) -> bool:
+        return load(write(tmp_path, a=policy("a", body))).policies[0].needs_profile
+
+    assert not needs("routes:\n  - {when: stream, tier: small}\n")
+    assert needs("routes:\n  - {when: complexity > 0.5, tier: small}\n")
+    assert needs("routes:\n  - tier: auto\n")
+
+
+def test_shipped_policies_are_good() -> None:
+    report = check(ROOT, ["small", "medium", "large", "xlarge"])
+    assert report.ok
+    assert not report.warnings
+    assert set(report.policies) == {"default", "support", "research"}
+    assert load(ROOT).resolve(Subject(team="support")).name == "support"
+
+
+def test_the_published_schema_is_in_step() -> None:
+    assert (ROOT / "schema.json").read_text() == schema.json_schema(), (
+        "run: tierline policy schema --write policies/schema.json"
+    )
+
+
+def test_the_published_schema_agrees_with_the_code() -> None:
+    published = json.loads((ROOT / "schema.json").read_text())
+    for path in ROOT.glob("*.yaml"):
+        jsonschema.validate(yaml.safe_load(path.read_text()), published)
+    for body in ({"rouets": []}, {"cache": {"ttl": 24}}, {"routes": [{"tier": "huge"}]}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({"version": 1, "name": "a", "owner": "b", **body}, published)
+
+
+def test_every_key_is_on_the_reference_page() -> None:
+    page = (ROOT.parent / "docs/reference/policies.md").read_text()
+
+    def keys(model: type, prefix: str = "") -> list[str]:
+        found = []
+        for name, field in model.model_fields.items():  # type: ignore[attr-defined]
+            found.append(f"{prefix}{name}")
+            for part in (field.annotation, *getattr(field.annotation, "__args__", ())):
+                if isinstance(part, type) and hasattr(part, "model_fields"):
+                    found += keys(part, f"{name}.")
+        return found
+
+    missing = [key for key in keys(PolicyDocument) if f"`{key}`" not in page]
+    assert not missing
+
+
+def test_one_file_by_itself(tmp_path: Path) -> None:
+    write(tmp_path, a=policy("a", applies_to="{teams: [x]}"))
+    assert load_file(tmp_path / "a.yaml")[0].name == "a"
+    assert check(tmp_path / "a.yaml").ok
+    assert not check(tmp_path).ok
+
+
+def test_a_report_names_places(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "default.yaml", tmp_path / "d.yaml")
+    text = (tmp_path / "d.yaml").read_text().replace("quality_target", "qualty_target")
+    (tmp_path / "d.yaml").write_text(text)
+    line = text[: text.index("qualty")].count("\n") + 1
+    report = check(tmp_path)
+    assert f"d.yaml:{line}:1: error: unknown key 'qualty_target'. Did you mean 'quality_target'?" in report.as_text()
+    assert report.as_json()["errors"][0]["line"] == line

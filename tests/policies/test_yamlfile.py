@@ -1,0 +1,137 @@
+"""YAML with positions: every fault says where it is, and hostile files are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict
+
+from policies import yamlfile
+from policies.yamlfile import InvalidFile, Problem
+
+
+class Inner(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    colour: str = "red"
+    size: int = 1
+
+
+class Outer(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    name: str
+    items: tuple[Inner, ...] = ()
+    named: dict[str, Inner] = {}
+
+
+def faults(text: str) -> list[Problem]:
+    with pytest.raises(InvalidFile) as caught:
+        yamlfile.validate(yamlfile.parse(text, "f.yaml"), Outer)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "suggestion"),
+    [
+        ("name: a\nitems:\n  - colour: x\n    siez: 2\n", (4, 5), "size"),
+        ("name: a\nnamed:\n  one:\n    color: x\n", (4, 5), "colour"),
+        ("nane: a\n", (1, 1), "name"),
+        ("name: a\nzzz: 1\n", (2, 1), None),
+    ],
+)
+def test_unknown_key(text: str, where: tuple[int, int], suggestion: str | None) -> None:
+    problem = faults(text)[0]
+    assert (problem.line, problem.column) == where
+    assert "unknown key" in problem.message
+    assert problem.suggestion == suggestion
+    assert suggestion is not None or "Known keys here: items, name, named." in problem.message
+
+
+def test_a_misspelt_key_is_reported_once() -> None:
+    assert len(faults("nane: a\n")) == 1
+
+
+def test_wrong_type_is_placed_at_its_value() -> None:
+    (problem,) = faults("name: a\nitems:\n  - size: big\n")
+    assert (problem.line, problem.path) == (3, "items.0.size")
+
+
+def test_all_faults_at_once_in_order() -> None:
+    lines = [problem.line for problem in faults("name: a\nfoo: 1\nitems:\n  - bar: 2\n  - baz: 3\n")]
+    assert lines == [2, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("name: a\nname: b\n", 2, "stands twice"),
+        ("name: a\nitems:\n  - size: 1\n    size: 2\n", 4, "stands twice"),
+        ("name: [a\n", 2, "not valid YAML"),
+        ("name: a\n\tx: 1\n", 2, "not valid YAML"),
+        ("? [a, b]\n: 1\n", 1, "simple value"),
+        ("name: a\n---\nname: b\n", 2, "not valid YAML"),
+        ("", 1, "expected a mapping"),
+        ("- a\n", 1, "expected a mapping"),
+        ("name: !!python/object/apply:os.system [ls]\n", 1, "not valid YAML"),
+    ],
+)
+def test_not_usable(text: str, line: int, words: str) -> None:
+    (problem,) = faults(text)
+    assert problem.line == line
+    assert words in problem.message
+
+
+def test_aliases_that_explode_are_refused() -> None:
+    levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    levels += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9)]
+    assert "aliases" in faults("\n".join(levels))[0].message
+
+
+def test_an_alias_to_itself_is_refused() -> None:
+    assert "not valid YAML" in faults("name: &a [*a]\n")[0].message
+
+
+def test_deep_nesting_is_refused() -> None:
+    assert "nested too deeply" in faults("[" * 3_000)[0].message
+
+
+def test_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "f.yaml"
+    path.write_bytes(b"name: caf\xe9\n")
+    with pytest.raises(InvalidFile, match="cannot be read"):
+        yamlfile.load(path, Outer)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(InvalidFile, match="No such file"):
+        yamlfile.load(tmp_path / "no.yaml", Outer)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "when: a && bcd\n",
+        'when: "a && bcd"\n',
+        "when: 'a && bcd'\n",
+        "when: |\n  a &&\n  bcd\n",
+        "when: >-\n  a &&\n\n    bcd\n",
+        "when: a &&\n  bcd\n",
+    ],
+)
+def test_position_inside_a_scalar(text: str) -> None:
+    document = yamlfile.parse(text, "f.yaml")
+    value = document.data["when"]
+    line, column = document.position_inside(("when",), value, value.index("bcd"))
+    assert text.split("\n")[line - 1][column - 1 :].startswith("bcd")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=200))
+def test_any_text_parses_or_is_refused(text: str) -> None:
+    try:
+        document = yamlfile.parse(text, "f.yaml")
+        yamlfile.validate(document, Outer)
+    except InvalidFile as error:
+        assert all(problem.line >= 1 and problem.column >= 1 for problem in error.problems)  # noqa: PT017

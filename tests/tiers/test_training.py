@@ -1,0 +1,104 @@
+"""Training and its measures, on patterns and made-up outcomes: no data set is needed."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from tiers.task import KINDS, TaskClassifier
+from tiers.train import evaluate, labels, outcomes, templates
+from tiers.train.corpus import Example
+from tiers.train.fit import fit
+
+TEXTS = ["The parcel came late.", "I love the new design.", "Order 4711 was refunded on 3 May.", "The battery is weak."]
+
+
+def examples(per_kind: int, seed: int) -> list[Example]:
+    return [
+        Example("patterns", kind, messages, {})
+        for kind in templates.kinds()
+        for messages in templates.prompts(kind, per_kind, TEXTS, seed)
+    ]
+
+
+def test_a_classifier_learns_the_patterns_and_is_the_same_twice() -> None:
+    table = outcomes.build([])
+    weights = fit(examples(40, 1), table)
+    again = fit(examples(40, 1), table)
+    assert np.array_equal(weights.terms, again.terms)
+    classifier = TaskClassifier(weights)
+    fresh = examples(10, 2)
+    right = [classifier.classify(e.messages).task == KINDS[e.kind] for e in fresh]
+    assert sum(right) / len(right) > 0.8
+
+
+def test_patterns_are_deterministic_and_differ_by_seed() -> None:
+    assert templates.prompts("label_text", 5, TEXTS, 1) == templates.prompts("label_text", 5, TEXTS, 1)
+    assert templates.prompts("label_text", 5, TEXTS, 1) != templates.prompts("label_text", 5, TEXTS, 2)
+    assert set(templates.kinds()) <= KINDS.keys()
+
+
+def test_labels_fit_their_files() -> None:
+    for letters, count in ((labels.SEED_TASKS, 175), (labels.USER_ORIENTED, 252), (labels.ARENA_HARD, 500)):
+        found = labels.kinds(letters, count)
+        assert all(kind is None or kind in KINDS for kind in found)
+        with pytest.raises(ValueError, match="another version"):
+            labels.kinds(letters, count + 1)
+
+
+def outcome(source: str, kind: str, **scores: float) -> Example:
+    return Example(source, kind, [], {outcomes.reference(source)[tier]: score for tier, score in scores.items()})
+
+
+def test_the_table_counts_outcomes_and_fills_gaps_openly() -> None:
+    gsm = [
+        outcome(
+            "zeroeval/gsm",
+            "word_problem",
+            small=float(i < 50),
+            medium=float(i < 80),
+            large=float(i < 85),
+            xlarge=float(i < 95),
+        )
+        for i in range(98)
+    ]
+    mbpp = [outcome("llmrouter/mbpp", "write_function", medium=float(i < 49), xlarge=float(i < 73)) for i in range(98)]
+    table = outcomes.build(gsm + mbpp)
+    row = table.cells["word_problem"]
+    assert [round(row[t].p, 2) for t in ("small", "medium", "large", "xlarge")] == [0.51, 0.81, 0.86, 0.96]
+    assert all(cell.source == "measured" and cell.trials == 98 for cell in row.values())
+    row = table.cells["write_function"]
+    assert (row["small"].source, row["large"].source) == ("interpolated", "interpolated")
+    assert row["small"].p < row["medium"].p < row["large"].p < row["xlarge"].p
+    assert table.cells["label_text"]["small"].source == "prior"
+
+
+def test_the_table_never_falls_with_size() -> None:
+    worse = [outcome("llmrouter/trivia_qa", "recall_fact", medium=1.0, xlarge=0.0) for _ in range(20)]
+    row = outcomes.build(worse).cells["recall_fact"]
+    assert row["medium"].p <= row["large"].p <= row["xlarge"].p
+
+
+def test_apgr_of_known_orders() -> None:
+    weak, strong = [0.0] * 50 + [1.0] * 50, [1.0] * 100
+    perfect = evaluate.deferral([1 - w for w in weak], weak, strong)
+    assert perfect.apgr == pytest.approx(0.75, abs=0.01)
+    assert (perfect.cpt50, perfect.cpt80) == pytest.approx((0.25, 0.40), abs=0.01)
+    assert evaluate.deferral(weak, weak, strong).apgr == pytest.approx(0.25, abs=0.01)
+    constant = [evaluate.deferral([0.0] * 100, weak, strong, seed).apgr for seed in range(40)]
+    assert sum(constant) / 40 == pytest.approx(0.5, abs=0.02)
+    with pytest.raises(ValueError, match="not better"):
+        evaluate.deferral([0.0, 1.0], [1.0, 1.0], [1.0, 0.0])
+
+
+def test_calibration_error_of_known_cases() -> None:
+    assert evaluate.calibration_error([0.75] * 4, [True, True, True, False]) == pytest.approx(0)
+    assert evaluate.calibration_error([1.0] * 4, [True, True, False, False]) == pytest.approx(0.5)
+
+
+def test_rank_correlation_of_known_cases() -> None:
+    assert evaluate.rank_correlation([1, 2, 3], [10, 20, 90]) == pytest.approx(1)
+    assert evaluate.rank_correlation([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
+    assert not math.isnan(evaluate.rank_correlation([1, 1, 2], [1, 2, 2]))
