@@ -87,4 +87,7 @@ def _not_negative(text: str) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    logging.shutdown()
+    # Everything is closed by now, but the model may still be loading on its thread: do not wait for it.
+    os._exit(status)

@@ -11,10 +11,13 @@ import contextlib
 import logging
 import os
 import socket
+import threading
 import time
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -26,6 +29,7 @@ from cache.stats import CacheStats, Recorder, latency
 from cache.store import Store
 from cache.verify import lowest_cosine, verify
 
+_Result = TypeVar("_Result")
 _log = logging.getLogger(__name__)
 # Neighbours that are verified: the nearest may fail a guard where the next one does not.
 _NEIGHBOURS = 8
@@ -106,7 +110,9 @@ class Service:
         """Bring back the entries on disk, then load the model; both off the event loop."""
         try:
             await self._restore()
-            self._embedder = await asyncio.to_thread(Embedder, self._config.embedder, threads=self._config.threads)
+            self._embedder = await _in_daemon_thread(
+                lambda: Embedder(self._config.embedder, threads=self._config.threads)
+            )
         except (EmbedderError, ImportError) as error:
             self._state, self._error = "failed", str(error)
             _log.error("semantic look-up is off, the exact cache serves on: %s", error)
@@ -123,7 +129,8 @@ class Service:
     async def _restore(self) -> None:
         if self._disk is None:
             return
-        rows = await asyncio.to_thread(lambda disk: list(disk.rows()), self._disk)
+        disk = self._disk
+        rows = await _in_daemon_thread(lambda: list(disk.rows()))
         for i, row in enumerate(rows):
             self._store.restore(row)
             if i % _RESTORE_CHUNK == 0:
@@ -278,6 +285,29 @@ class Service:
             lookup=latency(recorder.lookup_ms),
             embedding=latency(batcher.embedding_ms if batcher else deque()),
         )
+
+
+async def _in_daemon_thread(work: Callable[[], _Result]) -> _Result:
+    """Run slow work beside the event loop. Unlike the loop's own threads, it never holds up the end of the process."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[_Result] = loop.create_future()
+
+    def finish(settle: Callable[[], None]) -> None:
+        if not future.done():
+            settle()
+
+    def run() -> None:
+        try:
+            result = work()
+        except Exception as error:  # handed to whoever awaits
+            settle = partial(future.set_exception, error)
+        else:
+            settle = partial(future.set_result, result)
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile: nobody waits
+            loop.call_soon_threadsafe(finish, settle)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await future
 
 
 def _remove_stale(path: Path) -> None:
