@@ -93,6 +93,8 @@ def process(command: Sequence[str], core: int, **options: Any) -> Iterator[subpr
         except subprocess.TimeoutExpired:
             started.kill()
             started.wait()
+        if started.stdout is not None:
+            started.stdout.close()
 
 
 def answers(url: str, headers: Sequence[str], model: str) -> bool:

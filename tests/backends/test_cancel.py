@@ -106,6 +106,32 @@ async def test_leaving_after_the_end_changes_nothing(bench, mock):
     assert mock.accepted == 1  # the connection survived
 
 
+async def test_leaving_between_done_and_the_end_of_the_body_keeps_the_connection(bench, serve, eventually):
+    left, connections = asyncio.Event(), 0
+
+    async def handle(reader, writer):
+        nonlocal connections
+        connections += 1
+        for _ in range(2):
+            await reader.readuntil(b'"include_usage":true}}')
+            event = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\ndata: [DONE]\n\n'
+            writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(event), event))
+            await left.wait()
+            writer.write(b"0\r\n\r\n")
+
+    origin = await serve(handle)
+    bench.pool("main", f"http://{origin}/v1")
+    for _ in range(2):
+        answer = await bench.open()
+        assert [event.done async for event in answer.events] == [False, True]
+        await answer.aclose()
+        left.set()
+        await eventually(lambda: not bench.client.active)
+        left.clear()
+    assert bench.outcomes() == ["success", "success"]
+    assert connections == 1
+
+
 async def test_leaving_after_a_cut_keeps_its_outcome(bench, mock):
     bench.pool("main", mock)
     answer = await bench.open("cut,after=1")
