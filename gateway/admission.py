@@ -125,7 +125,7 @@ async def route(services: Services, life: Life) -> None:
         pinned_tier=pinned,
     )
     profile = None
-    if policy.needs_profile:
+    if policy.needs_profile and (name == "auto" or name in policy.document.applies_to.models):
         profile = services.classifier.classify(
             life.payload["messages"],
             tools=bool(request.tools),

@@ -15,7 +15,6 @@ from gateway.life import Life
 if TYPE_CHECKING:
     from gateway.services import Services
 
-# Parameters that some backends spell differently; the engine and most servers take the newer one as well.
 PATH = "/chat/completions"
 
 
@@ -33,7 +32,7 @@ async def dispatch(services: Services, life: Life, accounting: Accounting) -> Di
         stream=life.stream,
         request_id=life.request_id,
         deadline=life.deadline,
-        extra=services.extra_fields(life.candidates[0].backend, principal),
+        extra=lambda candidate: services.extra_fields(candidate, principal),
     )
     try:
         return await services.dispatcher.open(call, life.candidates, accounting)

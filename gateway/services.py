@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from backends.dispatch import Dispatcher
+from backends.dispatch import Candidate, Dispatcher
 from backends.http import HttpClient
 from backends.pool import Pool, Timeouts
 from cache.client import CacheClient, Lookup
@@ -121,6 +121,7 @@ class Services:
             stack.push_async_callback(self.cache.close)
         self.flight = SingleFlight()
         self.http = HttpClient()
+        stack.push_async_callback(self.http.aclose)
         self.pools = {name: self._pool(name) for name in settings.backends}
         for pool in self.pools.values():
             stack.push_async_callback(pool.aclose)
@@ -155,9 +156,9 @@ class Services:
             attempts=backend.attempts,
         )
 
-    def extra_fields(self, backend: str, principal: Principal) -> dict[str, Any]:
+    def extra_fields(self, candidate: Candidate, principal: Principal) -> dict[str, Any]:
         """Fields added to a request for a backend: the bundled engine keeps each team's prefix cache apart."""
-        if self.settings.backends[backend].engine is None:
+        if self.settings.backends[candidate.backend].engine is None:
             return {}
         return {"cache_salt": principal.team_id}
 
