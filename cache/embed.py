@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
+    from cache.bert import Bert
 
 # Name of a model -> installed package that holds it in its folder `model/`.
 _BUNDLED = {
@@ -79,16 +79,9 @@ class Embedder:
         import torch
 
         torch.set_num_threads(threads)
-        self._model = _load(folder, name)
-        # A copy of its own: `check` may run in another thread than `embed`, and tokenizers must not be shared.
-        self._tokenizer: Any = copy.deepcopy(self._model.tokenizer)
-        dimension, window = self._model.get_embedding_dimension(), self._model.max_seq_length
-        if dimension is None or window is None:
-            raise EmbedderError(
-                f"The embedder '{name}' does not say its dimension or its window; choose another model."
-            )
-        self.dimension: int = dimension
-        self.max_tokens: int = window
+        self._encoder = _load(folder, name)
+        self.dimension = self._encoder.dimension
+        self.max_tokens = self._encoder.max_tokens
         self.fingerprint = fingerprint(folder)
         self.scripts = frozenset(script for script, probe in _PROBES.items() if self._knows(probe))
 
@@ -96,14 +89,7 @@ class Embedder:
         """Unit vectors of the texts, [len(texts), dimension] float32; every text was checked by `check`."""
         if not texts:
             return np.zeros((0, self.dimension), dtype=np.float32)
-        vectors = self._model.encode(
-            texts,
-            batch_size=len(texts),
-            normalize_embeddings=True,
-            convert_to_numpy=True,
-            show_progress_bar=False,
-        )
-        return np.ascontiguousarray(vectors, dtype=np.float32)
+        return self._encoder.encode(texts)
 
     def check(self, text: str) -> None:
         """Make sure that the model can embed a text faithfully.
@@ -114,18 +100,50 @@ class Embedder:
         # One token has at least one character in every tokenizer, so this bound needs no tokenizing.
         if len(text) > 64 * self.max_tokens:
             raise Refused("too_long", f"The text has {len(text)} characters; the window is {self.max_tokens} tokens.")
-        ids = self._tokenizer(text, truncation=False, verbose=False)["input_ids"]
+        ids = self._encoder.token_ids(text)
         if len(ids) > self.max_tokens:
             raise Refused("too_long", f"The text has {len(ids)} tokens; the window is {self.max_tokens}.")
-        if self._tokenizer.unk_token_id in ids:
+        if self._encoder.unknown_id in ids:
             raise Refused(
                 "script_not_covered", f"The embedder '{self.name}' does not know every character of the text."
             )
 
     def _knows(self, probe: str) -> bool:
-        ids = self._tokenizer(probe, add_special_tokens=False, truncation=False)["input_ids"]
+        ids = self._encoder.token_ids(probe)
         letters = sum(character.isalpha() for character in probe)
-        return self._tokenizer.unk_token_id not in ids and letters >= _MIN_LETTERS_PER_TOKEN * len(ids)
+        return self._encoder.unknown_id not in ids and letters >= _MIN_LETTERS_PER_TOKEN * len(ids)
+
+
+class _SentenceTransformer:
+    """Any model that sentence-transformers can load."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        from sentence_transformers import SentenceTransformer
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        self._model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+        # A copy of its own: `token_ids` may run in another thread than `encode`, and tokenizers must not be shared.
+        self._tokenizer: Any = copy.deepcopy(self._model.tokenizer)
+        self.unknown_id: int | None = self._tokenizer.unk_token_id
+        dimension, window = self._model.get_embedding_dimension(), self._model.max_seq_length
+        if dimension is None or window is None:
+            raise EmbedderError(f"The embedder '{name}' does not say its dimension or its window: choose another.")
+        self.dimension: int = dimension
+        self.max_tokens: int = window
+
+    def token_ids(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, truncation=False, verbose=False)["input_ids"])
+
+    def encode(self, texts: list[str]) -> Vectors:
+        vectors = self._model.encode(
+            texts,
+            batch_size=len(texts),
+            normalize_embeddings=True,
+            convert_to_numpy=True,
+            show_progress_bar=False,
+        )
+        return np.ascontiguousarray(vectors, dtype=np.float32)
 
 
 def find_model(name: str) -> Path:
@@ -153,16 +171,16 @@ def find_model(name: str) -> Path:
         ) from error
 
 
-def _load(folder: Path, name: str) -> SentenceTransformer:
+def _load(folder: Path, name: str) -> Bert | _SentenceTransformer:
+    from cache import bert
+
+    if bert.is_readable(folder):
+        return bert.Bert(folder)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     offline = os.environ.get("HF_HUB_OFFLINE")
     os.environ["HF_HUB_OFFLINE"] = "1"  # everything is in the folder: ask nobody
     try:
-        from sentence_transformers import SentenceTransformer
-        from transformers.utils import logging
-
-        logging.disable_progress_bar()
-        return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+        return _SentenceTransformer(folder, name)
     except (OSError, ValueError, KeyError) as error:
         raise EmbedderError(f"'{name}' ({folder}) is not a sentence-transformers model: {error}") from error
     finally:
