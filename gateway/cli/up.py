@@ -47,7 +47,7 @@ def up(
     settings = settings_or_exit(config)
     data_dir = settings.storage.data_dir
     url = listening_url(settings.server.host, settings.server.port)
-    report = _print_json if as_json else _Words(settings, url).print
+    report = _print_json if as_json else Words(settings, url).print
     try:
         with FileLock(data_dir / "run" / "up.lock", note=f"process {os.getpid()}, {url}"):
             models = _models(settings, config_path(config).parent)
@@ -111,7 +111,8 @@ def _first_key(settings: Settings) -> Path:
 async def _supervise(supervisor: Supervisor) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, supervisor.request_stop)
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup means it: the end of the terminal is not ours
+            loop.add_signal_handler(number, supervisor.request_stop)
     await supervisor.run()
 
 
@@ -119,7 +120,7 @@ def _print_json(event: Event) -> None:
     print(json.dumps({"event": event.kind, "process": event.process, **(event.detail or {})}), flush=True)
 
 
-class _Words:
+class Words:
     """Events for a person at a terminal: one short line each, and what to do once everything is up."""
 
     def __init__(self, settings: Settings, url: str) -> None:
@@ -140,7 +141,7 @@ class _Words:
             "killed": f"killed: it did not stop within {seconds} s",
             "failed": f"cannot start: {detail.get('message')}",
             "stopped": "stopped",
-            "up": self._up(),
+            "up": self.up(),
         }
         name = event.process or "tierline"
         line = words[event.kind] if event.kind == "up" else f"{name:<{self._width}} {words[event.kind]}"
@@ -151,10 +152,12 @@ class _Words:
         last = "".join(f"\n    {line}" for line in tail[-5:]) if isinstance(tail, list) else ""
         return f"ended with code {detail.get('code')}; the end of {_short(Path(str(detail.get('log'))))}:{last}"
 
-    def _up(self) -> str:
+    def up(self) -> str:
+        """What to do now: the address, the first key and its file, and a line to paste."""
         data_dir = self._settings.storage.data_dir
         key_file = data_dir / "first-key"
-        body = '{"model": "auto", "messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+        question = '[{"role": "user", "content": "What is the capital of France?"}]'
+        body = f'{{"model": "auto", "temperature": 0, "messages": {question}}}'
         lines = ["", f"Tierline is up: {self._url}/v1", ""]
         if key_file.exists():
             lines.append(f"  first key  {key_file.read_text().strip()}   (kept in {_short(key_file)})")

@@ -13,6 +13,8 @@ from pathlib import Path
 import httpx
 import psutil
 
+from gateway.cli.up import Words
+from gateway.settings import load
 from tests.conftest import Stack, start_stack
 
 
@@ -28,6 +30,15 @@ def test_the_first_key_opens_the_door(tierline_stack: Stack) -> None:
     assert "Paris" in answer.json()["choices"][0]["message"]["content"]
     key_file = tierline_stack.data_dir / "first-key"
     assert key_file.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_printed_line_works_when_pasted(tierline_stack: Stack) -> None:
+    text = Words(load(tierline_stack.config), tierline_stack.base_url).up()
+    assert tierline_stack.key in text
+    done = subprocess.run(
+        ["bash", "-c", text[text.index("curl") :]], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "Paris" in json.loads(done.stdout)["choices"][0]["message"]["content"]
 
 
 def test_a_second_start_on_the_same_data_names_the_first(tierline_stack: Stack) -> None:
