@@ -15,6 +15,7 @@ from typing import Self, TypeVar
 import msgspec
 
 from cache import wire
+from cache.eligibility import ENGLISH_ALPHABET
 from cache.entry import Entry
 from cache.key import CacheKey
 from cache.stats import CacheStats
@@ -59,7 +60,7 @@ class CacheClient:
         connected: whether the process answers now.
         fingerprint: of its embedder, once it was connected; part of every `CacheKey`. Kept while disconnected.
         state: `warming`, `ready` or `failed`, as the process said last; None before it was ever connected.
-        scripts: scripts that its embedder covers; empty until it is ready.
+        scripts: scripts that its embedder covers; Latin until it has said so.
     """
 
     def __init__(self, socket_path: Path, *, timeout_ms: float) -> None:
@@ -72,7 +73,7 @@ class CacheClient:
         self._changed = asyncio.Condition()
         self.fingerprint: str | None = None
         self.state: str | None = None
-        self.scripts: frozenset[str] = frozenset()
+        self.scripts: frozenset[str] = ENGLISH_ALPHABET
 
     async def start(self) -> None:
         """Begin to connect in the background; returns at once, whether or not the process is there."""
@@ -239,7 +240,8 @@ class CacheClient:
     async def _greet(self, hello: wire.Hello, writer: asyncio.StreamWriter) -> None:
         self.fingerprint = hello.fingerprint
         self.state = hello.state
-        self.scripts = frozenset(hello.scripts)
+        if hello.state == "ready":
+            self.scripts = frozenset(hello.scripts)
         self._writer = writer
         async with self._changed:
             self._changed.notify_all()

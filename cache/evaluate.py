@@ -19,7 +19,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -105,6 +105,18 @@ class Asked(msgspec.Struct, frozen=True):
     answer_id: str
 
 
+class TextEmbedder(Protocol):
+    """What evaluation needs of an `Embedder`."""
+
+    name: str
+    dimension: int
+    scripts: frozenset[str]
+
+    def check(self, text: str) -> None: ...
+
+    def embed(self, texts: list[str]) -> Vectors: ...
+
+
 class _Prepared(msgspec.Struct, frozen=True):
     """A text as the cache sees it: how it may be looked up, its vector [dimension] where that is `semantic`."""
 
@@ -113,7 +125,7 @@ class _Prepared(msgspec.Struct, frozen=True):
     vector: Vectors | None = None
 
 
-def evaluate_pairs(pairs: list[Pair], embedder: Embedder, *, threshold: float) -> Evaluation:
+def evaluate_pairs(pairs: list[Pair], embedder: TextEmbedder, *, threshold: float) -> Evaluation:
     """Ask `text_a` of a cache that holds the answer to `text_b`, pair by pair."""
     prepared = _prepare(embedder, [text for pair in pairs for text in (pair.text_a, pair.text_b)])
     decisions = []
@@ -138,7 +150,7 @@ def evaluate_pairs(pairs: list[Pair], embedder: Embedder, *, threshold: float) -
     return Evaluation(summary, decisions)
 
 
-def evaluate_stream(stream: list[Asked], embedder: Embedder, *, threshold: float) -> Evaluation:
+def evaluate_stream(stream: list[Asked], embedder: TextEmbedder, *, threshold: float) -> Evaluation:
     """Ask the questions in order of a cache that starts empty and keeps the answer of every miss it may keep."""
     prepared = _prepare(embedder, [asked.text for asked in stream])
     index = VectorIndex(embedder.dimension)
@@ -183,7 +195,7 @@ def _decide(asked: Asked, nearest: list[tuple[int, float]], stream: list[Asked],
     return Decision(asked.text, "miss", None, nearest[0][1], reason, stream[nearest[0][0]].text)
 
 
-def _prepare(embedder: Embedder, texts: Iterable[str]) -> dict[str, _Prepared]:
+def _prepare(embedder: TextEmbedder, texts: Iterable[str]) -> dict[str, _Prepared]:
     prepared: dict[str, _Prepared] = {}
     fuzzy: list[str] = []
     for text in dict.fromkeys(texts):

@@ -25,6 +25,7 @@ from cache import wire
 from cache.batcher import Batcher, Overloaded
 from cache.disk import Disk
 from cache.embed import Embedder, EmbedderError, Refused, find_model, fingerprint
+from cache.key import CacheKey
 from cache.stats import CacheStats, Recorder, latency
 from cache.store import Store
 from cache.verify import lowest_cosine, verify
@@ -34,6 +35,8 @@ _log = logging.getLogger(__name__)
 # Neighbours that are verified: the nearest may fail a guard where the next one does not.
 _NEIGHBOURS = 8
 _EXPIRE_EVERY_S = 30.0
+# Answers that came while the model was loading and get their vectors afterwards; more than that stay exact.
+_MAX_WITHOUT_VECTOR = 1000
 _RESTORE_CHUNK = 500
 
 
@@ -69,6 +72,7 @@ class Service:
         self._error: str | None = None
         self._embedder: Embedder | None = None
         self._batcher: Batcher | None = None
+        self._without_vector: list[CacheKey] = []
         self._writers: set[asyncio.StreamWriter] = set()
         self._requests: set[asyncio.Task[None]] = set()
         self._started = time.monotonic()
@@ -125,6 +129,16 @@ class Service:
             _log.info("ready after %.1f s, %d entries", time.monotonic() - self._started, len(self._store))
         for writer in self._writers:
             writer.write(wire.frame(self._hello()))
+        await self._add_vectors()
+
+    async def _add_vectors(self) -> None:
+        """Embed the questions of the answers that were stored before the model was loaded."""
+        if self._batcher is None:
+            return
+        for key in self._without_vector:
+            with contextlib.suppress(Refused, Overloaded):
+                self._store.add_vector(key, await self._batcher.embed(key.text))
+        self._without_vector.clear()
 
     async def _restore(self) -> None:
         if self._disk is None:
@@ -226,7 +240,10 @@ class Service:
     async def _keep(self, request: wire.StoreRequest) -> str | None:
         """Store an answer; with a vector if it may be found by other words, else for the same words only."""
         vector = None
-        if request.mode == "semantic" and self._batcher is not None:
+        if request.mode == "semantic" and self._batcher is None and self._state == "warming":
+            if len(self._without_vector) < _MAX_WITHOUT_VECTOR:
+                self._without_vector.append(request.key)
+        elif request.mode == "semantic" and self._batcher is not None:
             with contextlib.suppress(Refused, Overloaded):
                 vector = await self._batcher.embed(request.key.text)
         return self._store.put(request.key, request.entry, vector)

@@ -93,6 +93,14 @@ class Store:
         """
         return self._insert(Row(key.exact, key.scope, key.partition, key.context, entry, vector), self._disk)
 
+    def add_vector(self, key: CacheKey, vector: Vector) -> bool:
+        """Let an answer that was stored without a vector be found by other words too; False when it is gone."""
+        id = self._by_exact.get(key.exact)
+        if id is None:
+            return False
+        row = msgspec.structs.replace(self._rows[id], vector=vector)
+        return self._insert(row, self._disk) is None
+
     def restore(self, row: Row) -> str | None:
         """Take an entry that is on disk already; answers stored meanwhile are newer and win."""
         return None if row.exact in self._by_exact else self._insert(row, None)

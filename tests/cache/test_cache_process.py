@@ -170,6 +170,27 @@ async def test_kill_9_gives_misses_then_hits_again(
         await until(answers)
 
 
+async def test_an_answer_stored_while_the_model_loads_is_found_by_other_words_later(
+    make_process: Callable[..., Any], tmp_path: Path, make_key: MakeKey, make_entry: MakeEntry
+) -> None:
+    make_process("--data-dir", str(tmp_path / "data"))
+    async with CacheClient(tmp_path / "s", timeout_ms=20_000) as client:
+        assert await client.wait_connected(60)
+        assert client.state == "warming"
+        assert await client.store(make_key(FRANCE), make_entry(FRANCE), "semantic") is None
+        assert await client.store(make_key("an exact one"), make_entry("an exact one"), "exact") is None
+        assert await client.wait_ready(90)
+
+        async def found() -> bool:
+            return (
+                await client.lookup(make_key("What's the capital of France?"), "semantic", 0.95)
+            ).outcome == "semantic"
+
+        await until(found)
+        stats = await client.stats()
+        assert (stats.entries, stats.vectors) == (2, 1)
+
+
 async def test_a_hung_process_costs_no_more_than_the_time_limit(
     make_process: Callable[..., Any], tmp_path: Path, make_key: MakeKey
 ) -> None:

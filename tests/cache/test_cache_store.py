@@ -135,6 +135,19 @@ def test_bytes_are_bounded(make_key: MakeKey, make_entry: MakeEntry) -> None:
     assert store.put(make_key("big"), make_entry("big", b"x" * 3000, now=clock.now), None) == "too_large"
 
 
+def test_a_vector_may_come_later(tmp_path: Path, make_key: MakeKey, make_entry: MakeEntry) -> None:
+    disk = Disk(tmp_path, "f")
+    store = Store(max_entries=9, max_bytes=1 << 20, disk=disk)
+    store.put(make_key("a"), make_entry("a"), None)
+    before = store.bytes
+    assert store.add_vector(make_key("a"), unit(1))
+    assert not store.add_vector(make_key("gone"), unit(1))
+    assert (len(store), store.vectors) == (1, 1)
+    assert store.bytes > before
+    assert store.nearest(make_key("a"), unit(1), 1)[0][2].question == "a"
+    assert next(disk.rows()).vector is not None
+
+
 def test_purge_by_scope_model_and_age(make_key: MakeKey, make_entry: MakeEntry) -> None:
     store, clock = small()
     store.put(make_key("a", scope="t1"), make_entry("a", now=clock.now, model="m1"), unit(1))

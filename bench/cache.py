@@ -1,0 +1,224 @@
+"""The semantic cache on public questions: how often it hits, how often it is wrong, and how long a look-up takes.
+
+Beside it, on the same vectors, the rule that other gateways use: the nearest question by cosine similarity alone,
+with nothing refused. Every run shuffles the stream with another seed. Labels are the data sets' own; in Banking77 many
+"wrong" hits are equal questions with different labels ("How to verify my identity" stands under two).
+
+    banking77        stream of customer questions, equal intent = equal answer
+    clinc150         stream of utterances of 150 intents
+    cannot_negation  pairs of opposites: every hit is wrong
+    pawsx_zh         Chinese pairs of like words, half of them of different meaning
+
+    TIERLINE_DATA=FOLDER python -m bench.cache [--runs 3] [--requests 300]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import csv
+import gzip
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from bench.report import Row, report
+from cache.client import CacheClient
+from cache.embed import Embedder, Vectors
+from cache.entry import Entry
+from cache.evaluate import Asked, Pair, Summary, evaluate_pairs, evaluate_stream
+from cache.index import VectorIndex
+from cache.key import CacheKey, build_key
+
+THRESHOLDS = (0.90, 0.95, 0.97)
+PEER = "cosine alone"
+
+
+class Remembering:
+    """An embedder that embeds a text once, so that every threshold and seed sees the same vectors at no cost."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        self._embedder = embedder
+        self._known: dict[str, Vectors] = {}
+        self.name, self.dimension, self.scripts = embedder.name, embedder.dimension, embedder.scripts
+
+    def check(self, text: str) -> None:
+        self._embedder.check(text)
+
+    def embed(self, texts: list[str]) -> Vectors:
+        missing = sorted({text for text in texts if text not in self._known}, key=len)
+        for start in range(0, len(missing), 32):
+            batch = missing[start : start + 32]
+            self._known.update(zip(batch, self._embedder.embed(batch), strict=True))
+        return np.stack([self._known[text] for text in texts])
+
+
+def streams(data: Path) -> Iterator[tuple[str, list[Asked]]]:
+    with gzip.open(data / "banking77" / "train.csv.gz", "rt", encoding="utf-8") as file:
+        yield "banking77", [Asked(row["text"], row["category"]) for row in csv.DictReader(file)]
+    with gzip.open(data / "clinc150" / "data_full.json.gz", "rt", encoding="utf-8") as file:
+        yield "clinc150", [Asked(text, intent) for text, intent in json.load(file)["train"]]
+
+
+def pair_sets(data: Path) -> Iterator[tuple[str, list[Pair]]]:
+    folder = data / "cannot_negation"
+    rows = _tsv(folder / "sem_anto_neg.tsv.gz")
+    yield "cannot_negation/sem_anto_neg", [Pair(r["premise"], r["hypothesis"], r["label"] == "0") for r in rows]
+    rows = _tsv(folder / "sentiment_labelled_sentences.tsv.gz")
+    yield "cannot_negation/sentiment", [Pair(r["sentence"], r["negated"], False) for r in rows]
+    rows = _tsv(data / "pawsx_zh" / "dev_2k.tsv.gz")
+    yield "pawsx_zh", [Pair(r["sentence1"], r["sentence2"], r["label"] == "1") for r in rows]
+
+
+def _tsv(path: Path) -> list[dict[str, str]]:
+    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+def cosine_stream(stream: list[Asked], embedder: Remembering, threshold: float) -> tuple[float, float]:
+    """Hit rate and false-hit rate of the nearest neighbour alone."""
+    index = VectorIndex(embedder.dimension)
+    vectors = embedder.embed([asked.text for asked in stream])
+    hits = wrong = 0
+    for i, (asked, vector) in enumerate(zip(stream, vectors, strict=True)):
+        nearest = index.search(vector, 1)
+        if nearest and nearest[0][1] >= threshold:
+            hits += 1
+            wrong += stream[nearest[0][0]].answer_id != asked.answer_id
+        else:
+            index.add(i, vector)
+    return hits / len(stream), wrong / hits if hits else 0.0
+
+
+def measure_streams(data: Path, embedder: Remembering, runs: int) -> Iterator[Row]:
+    for name, stream in streams(data):
+        for threshold in THRESHOLDS:
+            ours: list[Summary] = []
+            peers: list[tuple[float, float]] = []
+            for seed in range(runs):
+                shuffled = random.Random(seed).sample(stream, len(stream))
+                ours.append(evaluate_stream(shuffled, embedder, threshold=threshold).summary)
+                peers.append(cosine_stream(shuffled, embedder, threshold))
+            setting = f"{name} threshold={threshold:.2f}"
+            yield Row.of("hit_rate", "tierline", setting, "share", [found.hit_rate or 0.0 for found in ours])
+            yield Row.of("hit_rate", PEER, setting, "share", [hit for hit, _ in peers])
+            yield Row.of(
+                "false_hit_rate", "tierline", setting, "share", [found.false_hit_rate or 0.0 for found in ours]
+            )
+            yield Row.of("false_hit_rate", PEER, setting, "share", [wrong for _, wrong in peers])
+
+
+def measure_pairs(data: Path, embedder: Remembering) -> Iterator[Row]:
+    for name, pairs in pair_sets(data):
+        different = [pair for pair in pairs if not pair.same]
+        first = embedder.embed([pair.text_a for pair in different])
+        second = embedder.embed([pair.text_b for pair in different])
+        cosines = np.einsum("ij,ij->i", first, second)
+        for threshold in THRESHOLDS:
+            setting = f"{name} threshold={threshold:.2f}"
+            found = evaluate_pairs(pairs, embedder, threshold=threshold).summary
+            yield Row.of("false_accept_rate", "tierline", setting, "share", [found.false_accept_rate or 0.0])
+            accepted = float((cosines >= threshold).mean())
+            yield Row.of("false_accept_rate", PEER, setting, "share", [accepted])
+
+
+async def measure_process(socket: Path, runs: int, requests: int) -> list[Row]:
+    """Look-ups through the real process and its socket: one at a time, then 32 at a time."""
+    exact_p50, semantic_p50, semantic_p99, throughput = [], [], [], []
+    async with CacheClient(socket, timeout_ms=60_000) as client:
+        if not await client.wait_ready(120) or client.state != "ready":
+            raise RuntimeError("the cache process did not load its embedder")
+        for run in range(runs):
+            keys = [_key(f"What is the capital of country number {run} {i} of the list?") for i in range(requests)]
+            now = time.time()
+            entry = Entry("x", b"{}" * 200, "m", "small", 1, 1, 1, now, now + 3600, keys[0].text)
+            await client.store(keys[0], entry, "semantic")
+            exact = [await _timed(client, keys[0]) for _ in range(requests)]
+            semantic = [await _timed(client, key) for key in keys[1 : requests // 2]]
+            exact_p50.append(_quantile(exact, 0.5))
+            semantic_p50.append(_quantile(semantic, 0.5))
+            semantic_p99.append(_quantile(semantic, 0.99))
+            started = time.perf_counter()
+            gate = asyncio.Semaphore(32)
+
+            async def one(key: CacheKey, gate: asyncio.Semaphore = gate) -> None:
+                async with gate:
+                    await client.lookup(key, "semantic", 0.95)
+
+            rest = keys[requests // 2 :]
+            await asyncio.gather(*(one(key) for key in rest))
+            throughput.append(len(rest) / (time.perf_counter() - started))
+    return [
+        Row.of("lookup_p50", "tierline", "exact, one at a time", "ms", exact_p50),
+        Row.of("lookup_p50", "tierline", "semantic, 15 tokens, one at a time", "ms", semantic_p50),
+        Row.of("lookup_p99", "tierline", "semantic, 15 tokens, one at a time", "ms", semantic_p99),
+        Row.of("lookups_per_second", "tierline", "semantic, 15 tokens, 32 at a time", "1/s", throughput),
+    ]
+
+
+def _key(text: str) -> CacheKey:
+    payload = {"model": "auto", "messages": [{"role": "user", "content": text}]}
+    return build_key(payload, scope="team:bench", model_group="auto", embedder="bench")
+
+
+async def _timed(client: CacheClient, key: CacheKey) -> float:
+    started = time.perf_counter()
+    await client.lookup(key, "semantic", 0.95)
+    return (time.perf_counter() - started) * 1000
+
+
+def _quantile(values: list[float], q: float) -> float:
+    return sorted(values)[round(q * (len(values) - 1))]
+
+
+def measure_cpu(embedder: Embedder, runs: int) -> Iterator[Row]:
+    """CPU time of the model per text, which other load on the machine disturbs little."""
+    for words, batch in ((8, 1), (8, 8), (48, 1), (200, 1)):
+        texts = [" ".join(["word"] * words)] * batch
+        values = []
+        for _ in range(runs):
+            before = time.process_time()
+            for _ in range(20):
+                embedder.embed(texts)
+            values.append((time.process_time() - before) / 20 / batch * 1000)
+        yield Row.of("embedding_cpu_per_text", "tierline", f"{words + 2} tokens, batch {batch}", "ms", values)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=os.environ.get("TIERLINE_DATA"), help="or TIERLINE_DATA")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=300, help="look-ups per run through the process")
+    options = parser.parse_args()
+    if options.data is None:
+        parser.error("name the folder of data sets with --data or TIERLINE_DATA")
+    embedder = Embedder("all-MiniLM-L6-v2", threads=1)
+    remembering = Remembering(embedder)
+    with tempfile.TemporaryDirectory() as folder:
+        socket = Path(folder) / "s"
+        with subprocess.Popen(
+            [sys.executable, "-m", "cache", "--socket", str(socket)], stderr=subprocess.DEVNULL
+        ) as process:
+            try:
+                rows = asyncio.run(measure_process(socket, options.runs, options.requests))
+            finally:
+                process.terminate()
+    rows += measure_cpu(embedder, options.runs)
+    rows += measure_pairs(options.data, remembering)
+    rows += measure_streams(options.data, remembering, options.runs)
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    rows.append(Row.of("peak_memory", "tierline", "cache process", "MiB", [peak]))
+    report("cache", rows)
+
+
+if __name__ == "__main__":
+    main()
