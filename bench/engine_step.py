@@ -22,6 +22,9 @@ from engine import threads as engine_threads
 from engine.types import SamplingParams, StepPlan, StepRow
 
 if TYPE_CHECKING:
+    import torch
+
+    from engine.layers.linear import Linear
     from engine.runner import ModelRunner
 
 PARTS = ("linears", "output", "attention", "small_ops", "sampling", "host")
@@ -53,6 +56,19 @@ class Stopwatch:
         return timed
 
 
+class _TimedLinear:
+    """A `Linear` whose calls are timed."""
+
+    def __init__(self, linear: Linear, stopwatch: Stopwatch, part: str) -> None:
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.num_bytes = linear.num_bytes
+        self._call = stopwatch.wrap(part, linear)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self._call(x)
+        return result
+
+
 class _Wrapped:
     """An object whose named methods are timed and whose other attributes are the original's."""
 
@@ -68,12 +84,17 @@ class _Wrapped:
 def instrument(runner: ModelRunner, stopwatch: Stopwatch) -> None:
     """Time the runner's parts from here on."""
     decoder = runner.decoder
-    linears = ("qkv", "attention_output", "gate_up", "down")
     decoder.layers = [
-        dataclasses.replace(layer, **{name: stopwatch.wrap("linears", getattr(layer, name)) for name in linears})
+        dataclasses.replace(
+            layer,
+            qkv=_TimedLinear(layer.qkv, stopwatch, "linears"),
+            attention_output=_TimedLinear(layer.attention_output, stopwatch, "linears"),
+            gate_up=_TimedLinear(layer.gate_up, stopwatch, "linears"),
+            down=_TimedLinear(layer.down, stopwatch, "linears"),
+        )
         for layer in decoder.layers
     ]
-    decoder.output = stopwatch.wrap("output", decoder.output)  # type: ignore[assignment]
+    decoder.output = _TimedLinear(decoder.output, stopwatch, "output")
     small = ("rms_norm", "add_rms_norm", "rotary", "silu_mul")
     decoder.ops = _Wrapped(decoder.ops, stopwatch, "small_ops", small)  # type: ignore[assignment]
     attention: Any = _Wrapped(runner.attention, stopwatch, "attention", ("begin", "forward"))

@@ -259,7 +259,7 @@ def load_runner(
         max_blocks_per_seq=-(-max_model_len // block_size),
     )
     attention = build_attention(config)
-    ops = build_ops(target, use_native=policy.use_native)
+    ops = build_ops(target)
     decoder = Decoder(source, policy, attention, ops, max_position=max_model_len)
     sampler = Sampler(end_ids(read_tokenizer(file, spec.vocab_size)))
     runner = ModelRunner(decoder, attention, sampler, max_model_len=max_model_len, precision=precision)

@@ -10,6 +10,8 @@
 #define MAX_HEAD_DIM 256
 #define HEADS_AT_ONCE 4
 #define KEYS_AHEAD 16
+/* Loops over a constant number of vectors or heads: their arrays must become registers, at any optimisation level. */
+#define UNROLL _Pragma("GCC unroll 8")
 
 typedef struct {
     const void *q;              /* [tokens, heads, head_dim], token_stride apart */
@@ -25,7 +27,19 @@ typedef struct {
 } attention_args;
 
 /* Lane i of the result: the sum of rows[i]'s lanes. A tree of 15 pairwise steps, each halving what is left to add. */
-INLINE f32x16 sum_rows(const f32x16 rows[LANES]) {
+NOT_INLINE f32x16 sum_rows(const f32x16 rows[LANES]) {
+#if !defined(__AVX512F__) || defined(__clang__)
+    float columns[LANES][LANES], sums[LANES]; /* narrower vectors: leave the transposition to memory */
+    f32x16 out;
+    memcpy(columns, rows, sizeof columns);
+    for (int i = 0; i < LANES; i++) {
+        float sum = 0;
+        for (int j = 0; j < LANES; j++) sum += columns[i][j];
+        sums[i] = sum;
+    }
+    memcpy(&out, sums, sizeof out);
+    return out;
+#else
 #define PAIR(a, b, low, high) (__builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, high))
     const i32x16 low8 = {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23};
     const i32x16 low4 = {0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27};
@@ -36,6 +50,7 @@ INLINE f32x16 sum_rows(const f32x16 rows[LANES]) {
     for (int i = 0; i < 4; i++) b[i] = PAIR(a[i], a[i + 4], low4, low4 + 4);
     for (int i = 0; i < 2; i++) c[i] = PAIR(b[i], b[i + 2], low2, low2 + 2);
     return PAIR(c[0], c[1], low1, low1 + 1);
+#endif
 }
 
 /* The larger of each pair of lanes; a NaN on either side wins, so that a row with one becomes NaN, as it must. */
@@ -51,6 +66,23 @@ INLINE f32x16 max_lanes(f32x16 best, f32x16 v) {
 INLINE void prefetch(const void *base, long index, long count, int type) {
     const char *at = (const char *)base + index * element_bytes(type);
     for (long i = 0; i < count * element_bytes(type); i += 64) __builtin_prefetch(at + i);
+}
+
+/* scores[0..padded) to exp(score - maximum), in place; `maxima` holds the maximum spread over lanes. Returns the sum of
+ * the results and the maximum. */
+NOT_INLINE float exponentiate(float *scores, long padded, const f32x16 *maxima, float *maximum) {
+    float lanes[LANES], largest;
+    store(lanes, 0, *maxima, F32);
+    largest = lanes[0];
+    for (int i = 1; i < LANES; i++) largest = lanes[i] > largest || lanes[i] != lanes[i] ? lanes[i] : largest;
+    f32x16 sum = {0};
+    for (long i = 0; i < padded; i += LANES) {
+        f32x16 p = exp16(load(scores, i, F32) - largest);
+        store(scores, i, p, F32);
+        sum += p;
+    }
+    *maximum = largest;
+    return sum_lanes(sum);
 }
 
 /* Attend `count` heads (from `head`) of one token over the keys of one chunk. Writes the result, or with several chunks
@@ -70,9 +102,9 @@ INLINE void attend(const attention_args *a, long token, long head, int count, lo
         long at = (table[page] * a->block_size + slot) * key_stride + kv_head * head_dim;
         for (; slot < a->block_size && key < length; slot++, key++, at += key_stride) offsets[key] = at;
     }
-    for (int h = 0; h < count; h++) {
+    UNROLL for (int h = 0; h < count; h++) {
         maxima[h] = splat(-INFINITY);
-        for (long i = 0; i < vectors; i++)
+        UNROLL for (long i = 0; i < vectors; i++)
             acc[h][i] = load(a->q, token * a->token_stride + (head + h) * head_dim + i * LANES, type) * a->scale;
     }
     for (long start = 0; start < length; start += LANES) {
@@ -85,14 +117,14 @@ INLINE void attend(const attention_args *a, long token, long head, int count, lo
             prefetch(a->k_cache, offsets[ahead], head_dim, type);
             prefetch(a->v_cache, offsets[start + j], head_dim, type);
             f32x16 dot[HEADS_AT_ONCE];
-            for (int h = 0; h < count; h++) dot[h] = (f32x16){0};
-            for (long i = 0; i < vectors; i++) {
+            UNROLL for (int h = 0; h < count; h++) dot[h] = (f32x16){0};
+            UNROLL for (long i = 0; i < vectors; i++) {
                 f32x16 k = load(a->k_cache, offsets[start + j] + i * LANES, type);
-                for (int h = 0; h < count; h++) dot[h] += acc[h][i] * k;
+                UNROLL for (int h = 0; h < count; h++) dot[h] += acc[h][i] * k;
             }
-            for (int h = 0; h < count; h++) dots[h][j] = dot[h];
+            UNROLL for (int h = 0; h < count; h++) dots[h][j] = dot[h];
         }
-        for (int h = 0; h < count; h++) {
+        UNROLL for (int h = 0; h < count; h++) {
             for (long j = stop; j < LANES; j++) dots[h][j] = (f32x16){0};
             f32x16 row = sum_rows(dots[h]);
             for (long j = stop; j < LANES; j++) row[j] = -INFINITY;
@@ -100,33 +132,23 @@ INLINE void attend(const attention_args *a, long token, long head, int count, lo
             maxima[h] = max_lanes(maxima[h], row);
         }
     }
-    for (int h = 0; h < count; h++) {
-        float lanes[LANES];
-        store(lanes, 0, maxima[h], F32);
-        maximum[h] = lanes[0];
-        for (int i = 1; i < LANES; i++) maximum[h] = lanes[i] > maximum[h] || lanes[i] != lanes[i] ? lanes[i] : maximum[h];
-        f32x16 sum = {0};
-        for (long i = 0; i < padded; i += LANES) {
-            f32x16 p = exp16(load(scores[h], i, F32) - maximum[h]);
-            store(scores[h], i, p, F32);
-            sum += p;
-        }
-        sums[h] = sum_lanes(sum);
-        for (long i = 0; i < vectors; i++) acc[h][i] = (f32x16){0};
+    UNROLL for (int h = 0; h < count; h++) {
+        sums[h] = exponentiate(scores[h], padded, &maxima[h], &maximum[h]);
+        UNROLL for (long i = 0; i < vectors; i++) acc[h][i] = (f32x16){0};
     }
     for (long key = 0; key < length; key++) {
-        for (long i = 0; i < vectors; i++) {
+        UNROLL for (long i = 0; i < vectors; i++) {
             f32x16 v = load(a->v_cache, offsets[key] + i * LANES, type);
-            for (int h = 0; h < count; h++) acc[h][i] += scores[h][key] * v;
+            UNROLL for (int h = 0; h < count; h++) acc[h][i] += scores[h][key] * v;
         }
     }
-    for (int h = 0; h < count; h++) {
+    UNROLL for (int h = 0; h < count; h++) {
         if (keys <= CHUNK) {
-            for (long i = 0; i < vectors; i++)
+            UNROLL for (long i = 0; i < vectors; i++)
                 store(a->out, token * a->out_stride + (head + h) * head_dim + i * LANES, acc[h][i] / sums[h], type);
         } else {
             float *partial = a->partials + ((token * a->heads + head + h) * a->max_chunks + chunk) * (head_dim + 2);
-            for (long i = 0; i < vectors; i++) store(partial, i * LANES, acc[h][i], F32);
+            UNROLL for (long i = 0; i < vectors; i++) store(partial, i * LANES, acc[h][i], F32);
             partial[head_dim] = maximum[h];
             partial[head_dim + 1] = sums[h];
         }
@@ -176,12 +198,14 @@ INLINE void attend_all(const attention_args *a, const int32_t *items, long num_i
         for (long n = 0; n < num_items * a->kv_heads; n++) {
             const int32_t *item = items + n / a->kv_heads * 2; /* token, chunk */
             long kv_head = n % a->kv_heads;
+            long group = a->heads / a->kv_heads;
             if (a->head_dim == 64)
                 attend_group(a, item[0], kv_head, item[1], 64, type);
             else if (a->head_dim == 128)
                 attend_group(a, item[0], kv_head, item[1], 128, type);
-            else
-                attend_group(a, item[0], kv_head, item[1], a->head_dim, type);
+            else /* unusual sizes: one head at a time keeps the compiled code small */
+                for (long h = 0; h < group; h++)
+                    attend(a, item[0], kv_head * group + h, 1, item[1], a->head_dim, type);
         }
         if (several) {
 #pragma omp for

@@ -10,6 +10,8 @@
 #include <string.h>
 
 #define INLINE static inline __attribute__((always_inline))
+/* For code that is large and shared by many specialised copies of its callers. */
+#define NOT_INLINE static __attribute__((noinline))
 #define LANES 16
 
 typedef float f32x16 __attribute__((vector_size(64)));
@@ -64,11 +66,11 @@ INLINE void store_one(void *base, long index, float value, int type) {
 }
 
 INLINE float sum_lanes(f32x16 v) {
-    float total = 0;
-    f32x16 a = v + __builtin_shuffle(v, (i32x16){8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7});
-    f32x16 b = a + __builtin_shuffle(a, (i32x16){4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11});
-    for (int i = 0; i < 4; i++) total += b[i];
-    return total;
+    float lanes[LANES];
+    memcpy(lanes, &v, sizeof lanes);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
+    return lanes[0];
 }
 
 /* exp(x) = 2^n * e^r with n = round(x / ln 2), |r| <= ln(2) / 2 and a degree-6 Taylor polynomial (error < 2e-7).

@@ -25,7 +25,7 @@
 /* One block of x: the bytes h and l of 32 values, and what turns sums of products back into floats. */
 typedef struct {
     int8_t high[BLOCK], low[BLOCK];
-    float step, quarter_sum; /* sum(x) / 4: each of an output's four lanes adds a quarter */
+    float step, quarter_sum; /* a quarter of the block's sum: each of an output's four lanes adds one */
 } x_block;
 
 INLINE void quantise(const void *x, long at, x_block *out, int type) {
@@ -45,13 +45,15 @@ INLINE void quantise(const void *x, long at, x_block *out, int type) {
         return;
     }
     float step = largest / 32512.0f, inverse = largest > 1e-30f ? 1.0f / step : 0.0f;
+    int sum = 0; /* of the rounded values: y is then exactly w times them */
     for (int i = 0; i < BLOCK; i++) {
         int value = (int)lrintf(buffer[i] * inverse), high = (value + 128) >> 8;
         out->high[i] = (int8_t)high;
         out->low[i] = (int8_t)(value - high * 256);
+        sum += value;
     }
     out->step = step;
-    out->quarter_sum = sum_lanes(values[0] + values[1]) * 0.25f;
+    out->quarter_sum = (float)sum * step * 0.25f;
 }
 
 #if USE_VNNI

@@ -36,14 +36,12 @@ class LinearPolicy:
 
     `packed_rows`: at most this many rows go through four- or eight-bit weights, where the file has them (0: never).
     `dense`: keep a copy in `dtype` for more rows; without it the packed weights serve every row count.
-    `use_native`: compiled kernels may be used.
     """
 
     device: torch.device
     dtype: torch.dtype
     packed_rows: int
     dense: bool = True
-    use_native: bool = True
 
 
 class DenseLinear:
@@ -141,10 +139,9 @@ def _packed_linear(
     stacked = stack_rows(parts) if policy.device.type == "cpu" else None
     if stacked is None:
         return None
-    if policy.use_native:
-        linear = linear_native.build_packed(stacked, bias, out_dtype)
-        if linear is not None:
-            return linear
+    linear = linear_native.build_packed(stacked, bias, out_dtype)
+    if linear is not None:
+        return linear
     weight = to_int4(stacked)
     if weight is None or weight.shape[0] % 16 or not probe.int4pack_works(policy.dtype):
         return None

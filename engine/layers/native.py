@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 _SOURCE_DIR = Path(__file__).parent.parent / "kernels"
 _SOURCES = ("cpu_attention.c", "cpu_block.c", "cpu_linear.c")
 _HEADERS = ("cpu_common.h",)
-_FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fopenmp", "-fPIC")
+_FLAGS = ("-O2", "-ftree-vectorize", "-Wno-psabi", "-march=native", "-std=gnu11", "-fno-math-errno", "-fopenmp", "-fPIC")
 _COMPILE_TIMEOUT_S = 120
 
 # Element types as the C side numbers them.

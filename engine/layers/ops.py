@@ -39,15 +39,15 @@ class BlockOps(Protocol):
         ...
 
 
-def build_ops(device: torch.device, *, use_native: bool = True) -> BlockOps:
-    """The implementation for `device`. `use_native`: compiled CPU kernels may be used."""
+def build_ops(device: torch.device) -> BlockOps:
+    """The implementation for `device`."""
     from engine.layers.ops_torch import TorchOps
 
     if device.type == "cuda":
         from engine.layers.ops_triton import TritonOps
 
         return TritonOps()
-    if device.type == "cpu" and use_native:
+    if device.type == "cpu":
         from engine.layers import native
         from engine.layers.ops_cpu import NativeOps
 

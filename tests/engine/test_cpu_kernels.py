@@ -1,0 +1,300 @@
+"""The compiled CPU kernels against plain torch, and the way they are built: cached, optional, never silently wrong."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import quantize
+
+from engine.layers import native
+from engine.layers.attention import AttentionConfig
+from engine.layers.attention_cpu import CpuAttention
+from engine.layers.linear import (
+    DenseLinear,
+    Int4PackLinear,
+    LinearPolicy,
+    PrepackedLinear,
+    SplitLinear,
+    build_linear,
+    decode,
+)
+from engine.layers.linear_native import NativePackedLinear
+from engine.layers.ops import build_ops
+from engine.layers.ops_cpu import NativeOps
+from engine.layers.ops_torch import TorchOps
+from engine.quant.blocks import BlockTensor
+from engine.quant.int4 import to_int4
+from engine.quant.quads import to_quads
+from engine.runner import step_geometry
+from tests.engine.models import row
+
+T = GGMLQuantizationType
+CPU = torch.device("cpu")
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
+
+
+@pytest.fixture(scope="module", params=["this processor", "portable"])
+def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
+    """The kernels as built for this processor, and as built where it lacks byte products and wide vectors."""
+    return native.build(("-DTIERLINE_PORTABLE", "-mno-avx512f", "-O1") if request.param == "portable" else ())
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def close(got: torch.Tensor, want: torch.Tensor, tolerance: float | None = None) -> None:
+    assert got.shape == want.shape
+    tolerance = TOLERANCE[got.dtype] if tolerance is None else tolerance
+    assert float((got.float() - want.float()).abs().max() / want.float().abs().max()) <= tolerance
+
+
+def weight(kind: GGMLQuantizationType, rows: int, columns: int, seed: int = 0) -> BlockTensor:
+    values = np.random.default_rng(seed).standard_normal((rows, columns), dtype=np.float32)
+    return BlockTensor(quantize(values, kind), kind, (rows, columns))
+
+
+@DTYPES
+@pytest.mark.parametrize("rows", [1, 3, 200])
+def test_small_operations(library: ctypes.CDLL, dtype: torch.dtype, rows: int) -> None:
+    ours, plain = NativeOps(library), TorchOps()
+    x, w = randn(rows, 576, dtype=dtype), randn(576, seed=1)
+    close(ours.rms_norm(x, w, 1e-5), plain.rms_norm(x, w, 1e-5))
+    residuals = [randn(rows, 576, dtype=dtype, seed=2) for _ in range(2)]
+    close(ours.add_rms_norm(x, residuals[0], w, 1e-5), plain.add_rms_norm(x, residuals[1], w, 1e-5))
+    assert torch.equal(*residuals)
+    gate_up = randn(rows, 2 * 160, dtype=dtype) * 8
+    close(ours.silu_mul(gate_up), plain.silu_mul(gate_up))
+    heads = randn(rows, 5, 64, dtype=dtype)[:, 1:4]  # strided, as heads of a fused product
+    close(ours.rms_norm(heads, w[:64], 1e-5), plain.rms_norm(heads, w[:64], 1e-5))
+
+
+@DTYPES
+@pytest.mark.parametrize("rotary_dim", [64, 32, 16])
+def test_rotary(library: ctypes.CDLL, dtype: torch.dtype, rotary_dim: int) -> None:
+    tokens = 7
+    angles = randn(50, rotary_dim // 2) * 3
+    table = torch.cat([angles.cos(), angles.sin()], dim=-1)
+    positions = torch.tensor([0, 3, 49, 4, 4, 11, 30])
+    results = []
+    for ops in (NativeOps(library), TorchOps()):
+        qkv = randn(tokens, 6 * 64, dtype=dtype)
+        q, k = qkv[:, : 3 * 64].view(tokens, 3, 64), qkv[:, 3 * 64 : 5 * 64].view(tokens, 2, 64)
+        ops.rotary(q, k, table, positions)
+        results.append(qkv)
+    close(*results)
+    assert torch.equal(results[0][:, 5 * 64 :], randn(tokens, 6 * 64, dtype=dtype)[:, 5 * 64 :])
+
+
+def test_extreme_numbers(library: ctypes.CDLL) -> None:
+    ours, plain = NativeOps(library), TorchOps()
+    gates = torch.tensor(
+        [0.0, -0.0, 88.0, -88.0, 104.0, -104.0, 1e30, -1e30, 3e38, -3e38, 1e-40, 5.0, -5.0, 20.0, -20, 1]
+    )
+    gate_up = torch.cat([gates, torch.full((16,), 0.5)]).unsqueeze(0)
+    assert torch.allclose(ours.silu_mul(gate_up), plain.silu_mul(gate_up), rtol=1e-5, atol=1e-30)
+    for poison in (math.nan, math.inf):
+        bad = gate_up.clone()
+        bad[0, 3] = poison
+        got, want = ours.silu_mul(bad), plain.silu_mul(bad)
+        assert torch.equal(got.isfinite(), want.isfinite())
+        x = randn(2, 32)
+        x[1, 5] = poison
+        norm = ours.rms_norm(x, torch.ones(32), 1e-5)
+        assert norm[0].isfinite().all()
+        assert not norm[1].isfinite().all()
+
+
+def test_bfloat16_rounds_as_torch_does(library: ctypes.CDLL) -> None:
+    """Random bit patterns, subnormals, infinities and NaNs included, stored one by one and sixteen at a time."""
+    bits = torch.randint(-(1 << 31), 1 << 31, (4096, 16), generator=torch.Generator().manual_seed(0))
+    values = bits.to(torch.int32).view(torch.float32)
+    values[:8, 0] = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, 3.3895e38, 3.4028e38])
+    quads = to_quads(weight(T.Q8_0, 4, 32))
+    assert quads is not None
+    # y = 0 + bias, stored as bfloat16: the rounding alone.
+    for start in range(0, 4096, 1024):
+        for at in (0, 4, 8, 12):
+            bias = values[start, at : at + 4].contiguous()
+            got = NativePackedLinear(library, quads, bias)(torch.zeros(1, 32, dtype=torch.bfloat16))[0]
+            assert torch.equal(got.nan_to_num(1.0), bias.to(torch.bfloat16).nan_to_num(1.0))
+            assert torch.equal(got.isnan(), bias.isnan())
+    # The vector form: adding zero to a residual in bfloat16 rounds what was exact.
+    x, residual = values.to(torch.bfloat16), torch.zeros(4096, 16, dtype=torch.bfloat16)
+    NativeOps(library).add_rms_norm(x, residual, torch.ones(16), 1e-5)
+    assert torch.equal(residual.isnan(), x.isnan())
+    assert torch.equal(residual.nan_to_num(1.0), x.nan_to_num(1.0))
+    a, b = randn(4096, 16, dtype=torch.bfloat16), randn(4096, 16, dtype=torch.bfloat16, seed=1) * 0.01
+    total = b.clone()
+    NativeOps(library).add_rms_norm(a, total, torch.ones(16), 1e-5)
+    assert torch.equal(total, a + b)
+
+
+@DTYPES
+@pytest.mark.parametrize("kind", [T.Q4_0, T.Q4_1, T.Q8_0], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("rows", [1, 2, 5, 8, 9, 21])
+def test_packed_linear(library: ctypes.CDLL, dtype: torch.dtype, kind: GGMLQuantizationType, rows: int) -> None:
+    tensor = weight(kind, 52, 160)
+    quads = to_quads(tensor)
+    assert quads is not None
+    bias = randn(52, seed=3)
+    x = randn(rows, 160, dtype=dtype)
+    x[:, 7] *= 300  # an outlier, as real activations have
+    weights = torch.from_numpy(tensor.dequantize())
+    want = x.float() @ weights.T + bias
+    linear = NativePackedLinear(library, quads, bias, out_dtype=torch.float32)
+    got = linear(x)
+    # Weights are exact; an activation is off by at most 1 / 65,024 of the largest in its block of 32.
+    largest = x.float().abs().view(rows, 5, 32).amax(dim=-1)
+    bound = largest / 65_024 @ weights.abs().view(52, 5, 32).sum(dim=-1).T
+    assert ((got - want).abs() <= 1.01 * bound + 1e-6 * want.abs().max()).all()
+    assert NativePackedLinear(library, quads)(x).dtype == dtype
+    for index in range(rows):  # a row's result does not depend on its mates
+        assert torch.equal(linear(x[index : index + 1])[0], got[index])
+
+
+def test_packed_linear_keeps_faults_in_their_row(library: ctypes.CDLL) -> None:
+    quads = to_quads(weight(T.Q4_1, 8, 64))
+    assert quads is not None
+    x = randn(3, 64)
+    x[1, 40] = math.nan
+    x[2] = 0
+    y = NativePackedLinear(library, quads)(x)
+    assert y[0].isfinite().all()
+    assert y[1].isnan().all()
+    assert not y[2].any()
+
+
+@DTYPES
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("head_dim", [64, 128, 48])
+def test_paged_attention(
+    library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, group: int, head_dim: int
+) -> None:
+    """Rows around page and chunk borders, pages shuffled and everything else poisoned, against gathering torch."""
+    monkeypatch.setattr(native, "library", lambda: library)
+    kv_heads, lengths = 2, [1, 15, 16, 17, 255, 256, 257, 700]
+    config = AttentionConfig(
+        num_layers=1,
+        num_heads=kv_heads * group,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        num_blocks=140,
+        block_size=16,
+        dtype=dtype,
+        device=CPU,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        max_blocks_per_seq=64,
+    )
+    pages = iter((np.random.default_rng(0).permutation(139) + 1).tolist())
+    tables = [[next(pages) for _ in range(-(-length // 16))] for length in lengths]
+    # The last row computes three tokens at once: a short piece of a prompt, also served token by token.
+    rows = [
+        row([0] * length, table, start=length - (3 if length == 700 else 1))
+        for length, table in zip(lengths, tables, strict=True)
+    ]
+    step = step_geometry(rows, 16, 1024)
+    tokens = step.num_tokens
+    qkv = randn(tokens, (group + 2) * kv_heads, head_dim, dtype=dtype, seed=5)
+    q, k, v = qkv.split([group * kv_heads, kv_heads, kv_heads], dim=1)
+    past = randn(2, 140, 16, kv_heads, head_dim, dtype=dtype, seed=6)
+    results = []
+    for use_native in (True, False):
+        backend = CpuAttention(config, use_native=use_native)
+        backend.kv_cache.fill_(torch.nan)
+        for length, table in zip(lengths, tables, strict=True):
+            for position in range(length):
+                page, slot = table[position // 16], position % 16
+                backend.kv_cache[0, :, page, slot] = past[:, page, slot]
+        backend.begin(step)
+        results.append((backend.forward(0, q, k, v), backend.kv_cache.nan_to_num(7.0)))
+    assert results[0][0].isfinite().all()
+    close(results[0][0], results[1][0], 1e-5 if dtype == torch.float32 else 1e-2)
+    assert torch.equal(results[0][1], results[1][1])
+
+
+def test_every_linear_agrees_with_the_weights() -> None:
+    tensor = weight(T.Q4_1, 64, 96)
+    x, bias = randn(5, 96), randn(64, seed=1)
+    dense = decode([tensor], torch.float32)
+    want = x @ dense.T + bias
+    int4 = to_int4(tensor)
+    assert int4 is not None
+    for linear in (
+        DenseLinear(dense, bias),
+        PrepackedLinear(dense, bias),
+        Int4PackLinear(int4, torch.float32, bias),
+        build_linear([tensor], LinearPolicy(CPU, torch.float32, packed_rows=2), bias.numpy()),
+        build_linear([tensor], LinearPolicy(CPU, torch.float32, packed_rows=2, dense=False), bias.numpy()),
+    ):
+        close(linear(x), want, 1e-4)
+        assert (linear.out_features, linear.in_features) == (64, 96)
+        assert linear.num_bytes > 0
+
+
+def test_rows_choose_the_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = LinearPolicy(CPU, torch.bfloat16, packed_rows=4)
+    parts = [weight(T.Q4_1, 32, 64), weight(T.Q4_1, 16, 64, seed=1)]
+    linear = build_linear(parts, policy)
+    assert isinstance(linear, SplitLinear)
+    assert isinstance(linear.few, NativePackedLinear)
+    assert isinstance(linear.many, PrepackedLinear)
+    # Parts in different encodings cannot be stacked undecoded; other encodings have no packed form.
+    assert isinstance(build_linear([parts[0], weight(T.Q8_0, 16, 64)], policy), PrepackedLinear)
+    assert isinstance(build_linear([weight(T.Q5_0, 16, 64)], policy), PrepackedLinear)
+    assert isinstance(build_linear(parts, LinearPolicy(CPU, torch.bfloat16, packed_rows=0)), PrepackedLinear)
+    monkeypatch.setattr(native, "library", lambda: None)
+    fallback = build_linear(parts, policy)
+    assert isinstance(fallback, SplitLinear)
+    assert isinstance(fallback.few, Int4PackLinear)
+    monkeypatch.setattr("engine.layers.probe.int4pack_works", lambda dtype: False)
+    monkeypatch.setattr("engine.layers.probe.prepacked_works", lambda dtype: False)
+    assert isinstance(build_linear(parts, policy), DenseLinear)
+
+
+def test_the_library_is_built_once_and_kept_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIERLINE_CACHE_DIR", str(tmp_path))
+    native.build(("-O0",))
+    (built,) = (tmp_path / "tierline" / "native").glob("*.so")
+    stamp = built.stat().st_mtime_ns
+    native.build(("-O0",))
+    assert built.stat().st_mtime_ns == stamp
+    assert (tmp_path / "tierline" / "native").stat().st_mode & 0o077 == 0
+    (tmp_path / "tierline" / "native").chmod(0o777)
+    with pytest.raises(native.NativeBuildError, match="TIERLINE_CACHE_DIR"):
+        native.build(("-O0",))
+
+
+def test_without_a_compiler_everything_still_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TIERLINE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    uncached = native.library.__wrapped__
+    with caplog.at_level(logging.WARNING):
+        assert uncached() is None
+    assert "no C compiler found" in caplog.text
+    monkeypatch.setattr(native, "library", uncached)
+    assert type(build_ops(CPU)) is TorchOps
+
+
+def test_a_compiler_that_fails_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIERLINE_CACHE_DIR", str(tmp_path))
+    with pytest.raises(native.NativeBuildError, match="no-such-flag"):
+        native.build(("-fno-such-flag-exists",))
+    assert not list((tmp_path / "tierline" / "native").iterdir())
+
+
+def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIERLINE_NATIVE", "0")
+    assert native.library.__wrapped__() is None

@@ -1,0 +1,252 @@
+"""The sampler against naive references, by chi-square, and for what must never change a row: its mates."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine.sampler import Sampler
+from engine.types import RowResult, SamplingParams, StepRow
+
+VOCAB = 16
+END = frozenset({3})
+
+
+def row(
+    params: SamplingParams, *, request_id: int = 0, prompt: tuple[int, ...] = (1, 2), answer: tuple[int, ...] = ()
+) -> StepRow:
+    tokens = [*prompt, *answer]
+    return StepRow(request_id, tokens[-1:], len(tokens) - 1, [1], True, params, tokens, len(prompt))
+
+
+def logits(*shape: int, seed: int = 0, spread: float = 2.0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+def sample(values: torch.Tensor, rows: list[StepRow]) -> list[RowResult]:
+    before = values.clone()
+    results = Sampler(END).sample(values, rows)
+    assert torch.equal(values, before), "logits are not the sampler's to change"
+    return results
+
+
+def draws(values: torch.Tensor, params: dict[str, Any], count: int, **history: Any) -> Counter[int]:
+    """Tokens drawn from one row's logits `[vocab]` with the seeds 0 to count - 1."""
+    found: Counter[int] = Counter()
+    for start in range(0, count, 1000):
+        rows = [row(SamplingParams(seed=seed, **params), **history) for seed in range(start, min(start + 1000, count))]
+        for result in sample(values.expand(len(rows), -1).contiguous(), rows):
+            assert result.token_id is not None
+            found[result.token_id] += 1
+    return found
+
+
+def naive(
+    values: torch.Tensor, params: dict[str, Any], prompt: tuple[int, ...], answer: tuple[int, ...]
+) -> list[float]:
+    """The distribution by the textbook, one step at a time, in Python floats."""
+    p = SamplingParams(**params)
+    x = values.tolist()
+    for token, bias in p.logit_bias.items():
+        x[token] += bias
+    if len(answer) < p.min_tokens:
+        for token in END | p.stop_token_ids:
+            x[token] = -math.inf
+    for token in {*prompt, *answer}:
+        x[token] = x[token] / p.repetition_penalty if x[token] > 0 else x[token] * p.repetition_penalty
+    for token, count in Counter(answer).items():
+        x[token] -= p.presence_penalty + count * p.frequency_penalty
+    x = [value / p.temperature for value in x]
+    if p.min_p:
+        x = [v if v >= max(x) + math.log(p.min_p) else -math.inf for v in x]
+    ranked = sorted(range(len(x)), key=lambda i: -x[i])
+    if p.top_k:
+        for i in ranked[p.top_k :]:
+            x[i] = -math.inf
+    weights = [math.exp(v - max(x)) for v in x]
+    probs = [w / sum(weights) for w in weights]
+    kept, total = set(), 0.0
+    for i in ranked:
+        if total >= p.top_p and kept:
+            break
+        kept.add(i)
+        total += probs[i]
+    return [probs[i] / sum(probs[j] for j in kept) if i in kept else 0.0 for i in range(len(x))]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"temperature": 0.5},
+        {"temperature": 1.7},
+        {"top_k": 1},
+        {"top_k": 5},
+        {"top_k": 100},
+        {"top_p": 0.5},
+        {"top_p": 0.93},
+        {"top_p": 0.0},
+        {"min_p": 0.1},
+        {"top_k": 6, "top_p": 0.7, "min_p": 0.05, "temperature": 1.3},
+        {"repetition_penalty": 1.8},
+        {"presence_penalty": 1.5},
+        {"frequency_penalty": -0.7},
+        {"logit_bias": {4: 3.0, 9: -100.0}},
+        {"min_tokens": 9, "stop_token_ids": frozenset({7, 8})},
+        {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.4, "top_p": 0.9},
+    ],
+    ids=str,
+)
+def test_distribution(params: dict[str, Any]) -> None:
+    """Chi-square of 12,000 draws against the textbook; nothing outside its support is ever drawn."""
+    history = {"prompt": (1, 2, 5), "answer": (5, 6, 6, 0)}
+    values, count = logits(VOCAB, seed=11), 12_000
+    want = naive(values, params, **history)
+    found = draws(values, params, count, **history)
+    assert all(want[token] > 0 for token in found)
+    cells = [(found[token], p * count) for token, p in enumerate(want) if p > 0]
+    chi_square = sum((observed - expected) ** 2 / expected for observed, expected in cells)
+    freedom = len(cells) - 1
+    # The 99.99 % quantile (Wilson and Hilferty 1931); seeds are fixed, so this passes or fails the same way always.
+    limit = freedom * (1 - 2 / (9 * freedom) + 3.72 * math.sqrt(2 / (9 * freedom))) ** 3 if freedom else 1e-9
+    assert chi_square <= limit
+
+
+def test_successive_positions_are_independent() -> None:
+    """One seed along 8,000 positions: pairs of neighbours fill a 4 x 4 table evenly."""
+    params = SamplingParams(seed=5)
+    tokens = [
+        int(sample(torch.zeros(1, 4), [StepRow(0, [0], 0, [1], True, params, [0] * n, 1)])[0].token_id or 0)
+        for n in range(1, 8001)
+    ]
+    pairs = Counter(zip(tokens[::2], tokens[1::2], strict=True))
+    assert sum((pairs[a, b] - 250) ** 2 / 250 for a in range(4) for b in range(4)) < 44  # 15 degrees, 99.99 %
+
+
+def test_a_wide_nucleus_is_exact() -> None:
+    """top_p over a vocabulary where far more tokens than the first guess belong to the nucleus."""
+    values = logits(2000, seed=3, spread=0.3)
+    params = {"top_p": 0.8}
+    want = np.array(naive(values, params, (1,), ()))
+    found = draws(values, params, 20_000, prompt=(1,))
+    assert len(found) > 1000
+    assert all(want[token] > 0 for token in found)
+    # In twenty groups of the ranking, so that every group is well filled.
+    groups = np.array_split(np.argsort(-want)[: int((want > 0).sum())], 20)
+    chi_square = sum(
+        (sum(found[int(t)] for t in group) - 20_000 * want[group].sum()) ** 2 / (20_000 * want[group].sum())
+        for group in groups
+    )
+    assert chi_square < 52
+
+
+def test_greedy_is_argmax() -> None:
+    values = logits(9, 500)
+    results = sample(values, [row(SamplingParams(temperature=0.0), request_id=i) for i in range(9)])
+    assert [r.token_id for r in results] == values.argmax(dim=-1).tolist()
+    assert [r.request_id for r in results] == list(range(9))
+    assert all(r.logprob is None and r.error is None for r in results)
+
+
+def test_a_vanishing_temperature_is_greedy() -> None:
+    values = logits(1, 500)
+    for temperature in (1e-6, 1e-30, 1e-4):
+        assert sample(values, [row(SamplingParams(temperature=temperature, seed=1))])[0].token_id == int(
+            values.argmax()
+        )
+
+
+def test_greedy_honours_penalties_and_masks() -> None:
+    values = torch.tensor([[0.0, 1.0, 2.0, 9.0, 5.0]])
+    greedy = {"temperature": 0.0}
+
+    def choose(**params: Any) -> int | None:
+        return sample(values, [row(SamplingParams(**greedy, **params), prompt=(0,), answer=(4, 4))])[0].token_id
+
+    assert choose() == 3
+    assert choose(min_tokens=3) == 4
+    assert choose(min_tokens=2) == 3
+    assert choose(min_tokens=3, stop_token_ids=frozenset({4, 99})) == 2
+    assert choose(logit_bias={3: -100}) == 4
+    assert choose(logit_bias={3: -100}, frequency_penalty=1.6) == 2
+    assert choose(logit_bias={3: -100}, presence_penalty=1.6) == 4
+    assert choose(logit_bias={3: -100}, repetition_penalty=3.0) == 2
+
+
+def test_mates_and_order_do_not_matter() -> None:
+    """Twelve rows of every kind: each gets alone, and in any order, what it gets together."""
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"seed": 1},
+        {"seed": 1, "top_k": 4},
+        {"seed": 2, "top_p": 0.6},
+        {"seed": 3, "min_p": 0.2},
+        {"seed": 4, "repetition_penalty": 1.5, "logprobs": 3},
+        {"temperature": 0.0, "logprobs": 0},
+        {"seed": 6, "logit_bias": {2: 5.0}},
+        {"seed": 7, "top_k": 900, "top_p": 0.999},
+        {"seed": 8, "min_tokens": 4},
+        {"seed": 9, "temperature": 3.0},
+        {"seed": -12345678901234567890},
+    ]
+    values = logits(len(kinds), 1000, spread=1.0)
+    rows = [row(SamplingParams(**kind), request_id=i) for i, kind in enumerate(kinds)]
+    together = sample(values, rows)
+    for i in range(len(kinds)):
+        assert sample(values[i : i + 1], [rows[i]]) == [together[i]]
+    order = list(reversed(range(len(kinds))))
+    assert sample(values[order], [rows[i] for i in order]) == [together[i] for i in order]
+
+
+def test_unseeded_requests_differ_and_a_preempted_one_repeats() -> None:
+    values = torch.zeros(200, 1000)
+    rows = [row(SamplingParams(), request_id=i) for i in range(200)]
+    sampler = Sampler(END)
+    first = [r.token_id for r in sampler.sample(values, rows)]
+    assert len(set(first)) > 150
+    assert [r.token_id for r in sampler.sample(values, rows)] == first
+    assert [r.token_id for r in Sampler(END).sample(values, rows)] != first
+
+
+def test_logprobs_are_those_of_the_raw_logits() -> None:
+    values = logits(3, 50)
+    params = [
+        SamplingParams(temperature=0.0, logprobs=4),
+        SamplingParams(seed=3, temperature=2.0, top_k=2, repetition_penalty=2.0, logprobs=0),
+        SamplingParams(temperature=0.0),
+    ]
+    results = sample(values, [row(p) for p in params])
+    want = torch.log_softmax(values.double(), dim=-1)
+    top = results[0].logprob
+    assert top is not None
+    assert [token for token, _ in top.top] == want[0].topk(4).indices.tolist()
+    assert [value for _, value in top.top] == pytest.approx(want[0].topk(4).values.tolist(), abs=1e-5)
+    assert (top.token_id, top.logprob) == (results[0].token_id, pytest.approx(float(want[0].max()), abs=1e-5))
+    chosen = results[1].logprob
+    assert chosen is not None
+    assert chosen.token_id == results[1].token_id
+    assert chosen.top == ()
+    assert chosen.logprob == pytest.approx(float(want[1, chosen.token_id]), abs=1e-5)
+    assert results[2].logprob is None
+
+
+def test_a_bad_bias_is_that_rows_error() -> None:
+    values = logits(2, VOCAB)
+    bad, good = sample(values, [row(SamplingParams(logit_bias={16: 1.0})), row(SamplingParams(temperature=0.0))])
+    assert bad.token_id is None
+    assert bad.error == "logit_bias names token 16, the vocabulary has 16"
+    assert good.token_id == int(values[1].argmax())
+
+
+def test_a_token_of_no_probability_is_never_drawn() -> None:
+    """The number drawn may be as close to 0 or 1 as a double can be."""
+    from engine.sampler import _invert
+
+    probs = torch.tensor([[0.0, 0.3, 0.0, 0.7, 0.0]])
+    for uniform, token in ((0.0, 1), (0.2999, 1), (0.3001, 3), (1 - 2**-53, 3)):
+        assert _invert(probs, torch.tensor([[uniform]], dtype=torch.float64)).item() == token
