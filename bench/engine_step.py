@@ -96,7 +96,7 @@ def instrument(runner: ModelRunner, stopwatch: Stopwatch) -> None:
     ]
     decoder.output = _TimedLinear(decoder.output, stopwatch, "output")
     small = ("rms_norm", "add_rms_norm", "rotary", "silu_mul")
-    decoder.ops = _Wrapped(decoder.ops, stopwatch, "small_ops", small)  # type: ignore[assignment]
+    decoder.ops = _Wrapped(decoder.ops, stopwatch, "small_ops", small)
     attention: Any = _Wrapped(runner.attention, stopwatch, "attention", ("begin", "forward"))
     decoder.attention = runner.attention = attention
     runner.sampler.sample = stopwatch.wrap("sampling", runner.sampler.sample)  # type: ignore[method-assign]

@@ -7,8 +7,10 @@ compiler every row takes the first way.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from engine.layers.attention import AttentionConfig, StepGeometry
@@ -34,7 +36,9 @@ class CpuAttention:
 
     def __init__(self, config: AttentionConfig, *, use_native: bool = True) -> None:
         self.config = config
-        self.kv_cache = torch.zeros(config.kv_shape, dtype=config.dtype, device=config.device)
+        # Zeroed by the system, page by page as it is first written: memory is taken when it is used, not before.
+        zeros = np.zeros(math.prod(config.kv_shape) * config.dtype.itemsize, dtype=np.uint8)
+        self.kv_cache = torch.from_numpy(zeros).view(config.dtype).view(config.kv_shape)
         self._kernel = build_native(config, self.kv_cache) if use_native else None
         self._pages = [(self.kv_cache[layer, 0], self.kv_cache[layer, 1]) for layer in range(config.num_layers)]
         self._gather_rows: list[_GatherRow] = []

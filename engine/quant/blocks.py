@@ -15,6 +15,7 @@ from gguf.quants import dequantize
 
 # Rows decoded at a time: bounds the float32 scratch of a large embedding table.
 _CHUNK_ROWS = 8192
+_COMMON = (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,5 +67,28 @@ def _decode(data: npt.NDArray[np.uint8], kind: GGMLQuantizationType) -> npt.NDAr
         return data.view(np.float16).astype(np.float32)
     if kind == GGMLQuantizationType.BF16:
         return (data.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if kind in _COMMON:
+        return _decode_common(data, kind)
     decoded: npt.NDArray[np.float32] = dequantize(data, kind)
     return decoded
+
+
+def _decode_common(data: npt.NDArray[np.uint8], kind: GGMLQuantizationType) -> npt.NDArray[np.float32]:
+    """Q4_0, Q4_1 and Q8_0, whole tensors at a time: several times faster than the package's row groups."""
+    rows = len(data)
+    header = 4 if kind == GGMLQuantizationType.Q4_1 else 2
+    blocks = data.reshape(-1, header + (32 if kind == GGMLQuantizationType.Q8_0 else 16))
+    factors = np.ascontiguousarray(blocks[:, :header]).view(np.float16).astype(np.float32)
+    packed = blocks[:, header:]
+    out = np.empty((len(blocks), 32), dtype=np.float32)
+    if kind == GGMLQuantizationType.Q8_0:
+        out[:] = packed.view(np.int8)
+    else:
+        out[:, :16] = packed & 15
+        out[:, 16:] = packed >> 4
+        if kind == GGMLQuantizationType.Q4_0:
+            out -= 8
+    out *= factors[:, :1]
+    if header == 4:
+        out += factors[:, 1:]
+    return out.reshape(rows, -1)
