@@ -120,7 +120,7 @@ class Scheduler:
             self._check_fits(request)
         if len({request.request_id for request in new}) != len(new):
             raise NeverFits("Two requests have the same id.")
-        free_rows = max(0, self.config.max_num_seqs - len(self._running) - len(self._waiting))
+        free_rows = self.config.max_num_seqs - len(self._running)
         most = self.config.max_num_seqs + self.config.max_waiting
         if len(new) > most:
             raise NeverFits(f"{len(new)} answers asked for at once; this engine holds at most {most} requests.")
@@ -182,7 +182,6 @@ class Scheduler:
         budget = self.config.max_num_batched_tokens
         decode = [r for r in self._running if r.num_tokens - r.num_computed_tokens == 1]
         chunks = [r for r in self._running if r.num_tokens - r.num_computed_tokens > 1]
-        preempted = False
         for request in (*decode, *chunks):
             if budget == 0:
                 break
@@ -193,15 +192,14 @@ class Scheduler:
                 victim = self._running[-1]
                 budget += counts.pop(victim, 0)
                 self._preempt(victim)
-                preempted = True
                 if victim is request:
                     break
             else:
                 counts[request] = count
                 budget -= count
-        # After a preemption there is no room for anybody new, least of all for the victim.
-        if not preempted:
-            self._start_waiting(counts, budget)
+        # NOTE: a victim does not come back at once: it stands first in the queue, and what its preemption left over is
+        # less than it held, or it would not have been preempted.
+        self._start_waiting(counts, budget)
         if not counts and self.has_work:
             raise SchedulerStalled(
                 f"{len(self._running)} running and {len(self._waiting)} waiting requests, but none can be scheduled: "

@@ -206,6 +206,8 @@ def test_min_tokens_postpones_stop_strings():
     deltas = stream(list(b"abcabc"), stop=["bc"], min_tokens=4)
     assert text_of(deltas) == "abca"
     assert text_of(stream(list(b"abcabc"), stop=["bc"], min_tokens=3)) == "a"
+    # What was completed too early does not count later, even if it is still held back.
+    assert text_of(stream(list(b"abx"), stop=["ab", "abab"], min_tokens=3)) == "abx"
 
 
 def test_the_text_of_an_ending_token_is_hidden_unless_asked_for():

@@ -176,7 +176,8 @@ def roots() -> list[bytes]:
         make_cache(model=b"mkv_dtype").root(None),
         make_cache(kv_dtype="float32salt:").root(None),
         make_cache(model=b"", kv_dtype="mfloat32").root(None),
-        make_cache(model=b"mf", kv_dtype="loat32").root(None),
+        make_cache(model=b"akv_dtypeb", kv_dtype="c").root(None),
+        make_cache(model=b"a", kv_dtype="bkv_dtypec").root(None),
     ]
 
 

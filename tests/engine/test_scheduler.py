@@ -3,7 +3,7 @@
 import pytest
 
 from engine.messages import NewRequest
-from engine.scheduler import NeverFits, QueueFull, SchedulerConfig
+from engine.scheduler import NeverFits, QueueFull, SchedulerConfig, SchedulerStalled
 from engine.types import FinishReason, RowResult, SamplingParams
 from tests.engine.fakes import EOS, FakeRunner, expected_tokens, make_scheduler, run_all, step
 
@@ -136,9 +136,20 @@ def test_a_group_is_admitted_as_a_whole_or_not_at_all():
 
 def test_free_rows_count_as_room_for_new_requests():
     scheduler = make_scheduler(FakeRunner(), max_num_seqs=2, max_waiting=0)
-    scheduler.add([new(1, [1]), new(2, [2])])
+    scheduler.add([new(1, [1])])
+    scheduler.add([new(2, [2])])
     with pytest.raises(QueueFull):
         scheduler.add([new(3, [3])])
+
+
+def test_lost_pages_are_an_error_and_not_an_endless_loop():
+    runner = FakeRunner(num_blocks=5, block_size=4)
+    scheduler = make_scheduler(runner)
+    for _ in range(3):
+        scheduler.cache.pool.take()
+    scheduler.add([new(1, range(1, 8))])
+    with pytest.raises(SchedulerStalled, match="0 running and 1 waiting requests.*free 1, cached 0, used 3, total 4"):
+        scheduler.schedule()
 
 
 # --- prefix cache ------------------------------------------------------------------------------------------------
@@ -272,15 +283,15 @@ def test_resuming_finds_its_own_pages_and_is_not_counted_as_a_hit():
 def test_a_victim_that_was_already_planned_leaves_the_plan():
     runner = FakeRunner(num_blocks=9, block_size=4)  # 8 pages
     scheduler = make_scheduler(runner, max_num_batched_tokens=8, prefix_cache=False)
-    scheduler.add([new(1, range(1, 25), 2)])  # 6 pages, in chunks
-    scheduler.add([new(2, range(30, 33), 20)])
-    seen = []
-    for _ in range(40):
-        if not scheduler.has_work:
-            break
-        seen.append(rows(scheduler, runner))
-    assert not scheduler.has_work
-    assert all(1 in counts for counts in seen[:4]), "the older one is never held up"
+    scheduler.add([new(1, range(1, 25), 8), new(2, range(30, 33), 20)])
+    for _ in range(4):
+        step(scheduler, runner)
+    assert scheduler.num_running == 2
+    scheduler._preempt(scheduler._running[0])  # now the older one computes chunks beside the younger one's decoding
+    seen = [rows(scheduler, runner) for _ in range(4)]
+    assert seen == [{1: 7, 2: 1}, {1: 7, 2: 1}, {1: 7, 2: 1}, {1: 5}], "the older one takes the younger one's pages"
+    assert scheduler.stats.preemptions == 2
+    assert run_all(scheduler, runner)[2][-1] == expected_tokens(range(30, 33), 20)[-1]
 
 
 @pytest.mark.parametrize("at", range(1, 14))

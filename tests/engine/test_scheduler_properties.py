@@ -53,7 +53,8 @@ class EngineHistory(RuleBasedStateMachine):
         except NeverFits:
             assert len(prompt) + 1 > self.scheduler.max_total_tokens or n > self.scheduler.config.max_num_seqs + 6
         except QueueFull:
-            assert self.scheduler.num_waiting + n > self.scheduler.config.max_waiting
+            free_rows = self.scheduler.config.max_num_seqs - self.scheduler.num_running
+            assert self.scheduler.num_waiting + n > self.scheduler.config.max_waiting + free_rows
         else:
             for i in ids:
                 self.prompts[i], self.limits[i], self.tokens[i] = prompt, max_tokens, []
@@ -114,6 +115,9 @@ class EngineHistory(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         self.scheduler.check()
+        for queue in (self.scheduler._waiting, self.scheduler._running):
+            arrivals = [request.arrival for request in queue]
+            assert arrivals == sorted(arrivals)
         pool = self.scheduler.cache.pool
         assert pool.num_free + pool.num_cached + pool.num_used == pool.total
         for i, tokens in self.tokens.items():
