@@ -299,6 +299,10 @@ class _Checker:
         if mark in ("==", "!="):
             self.known_value(left, right)
             self.known_value(right, left)
+            return
+        for operand in (left, right):
+            if operand.type in ("list", "map", "null"):
+                self.fault(operand.offset, f"'{mark}' needs an order, and a {operand.type} has none.")
 
     def same_kind(self, left: _Typed, right: _Typed, offset: int, problem: str) -> None:
         if left.type == right.type or "dyn" in (left.type, right.type) or {left.type, right.type} <= _NUMBERS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import cel
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from policies.expression import ConditionError, InvalidCondition, compile_condition
@@ -56,6 +56,8 @@ def test_good(source: str) -> None:
         ("team == null", "==", "never null", None),
         ("prompt_tokens + 1.5 > 3.0", "+", "with a point", None),
         ("stream && prompt_tokens", "prompt_tokens", "needs true or false", None),
+        ("tags < tags", "tags", "needs an order", None),
+        ("budget > 0.5", "budget", "needs an order", None),
         ("!hour", "hour", "needs true or false", None),
         ("tags.contains('x')", "tags", "needs text", None),
         ("task in 'chat'", "'chat'", "needs a list", None),
@@ -153,7 +155,7 @@ _EXPRESSIONS = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(_EXPRESSIONS)
 def test_what_the_checker_accepts_the_library_can_decide(source: str) -> None:
     """An accepted condition of typed parts gives a truth value, never a type error."""

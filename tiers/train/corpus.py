@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tiers.features import Message
 from tiers.train import labels, templates
 
 csv.field_size_limit(sys.maxsize)
@@ -39,6 +38,8 @@ BENCHMARKS = {
     "commongen": "words_to_sentence",
     "agentverse-logicgrid": "logic_puzzle",
 }
+# Sources whose prompts were labelled by hand (`labels.py`): the nearest to real traffic.
+HAND_LABELLED = ("seed_tasks", "user_oriented", "arena_hard", "vicuna")
 MMLU_PRO_GRADUATE = {"physics", "chemistry", "engineering", "math", "law"}
 
 
@@ -182,8 +183,3 @@ def load(data: Path) -> list[Example]:
         *instructions(data),
         *patterns(data),
     ]
-
-
-def text(messages: list[Message]) -> str:
-    """All text of a conversation, for reports."""
-    return "\n".join(str(m.get("content", "")) for m in messages)

@@ -18,7 +18,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from tiers.features import Features, extract
 from tiers.success import SuccessTable
 from tiers.task import KINDS, VOCABULARY_BITS, TaskClassifier, Weights, term_rows
-from tiers.train.corpus import Example
+from tiers.train.corpus import HAND_LABELLED, Example
 
 TERM_ROWS = 1 << 13
 _KINDS = list(KINDS)
@@ -43,8 +43,7 @@ def inputs(features: Sequence[Features]) -> csr_matrix:
 def _weights_of(examples: Sequence[Example]) -> NDArray[np.float64]:
     """Rare kinds count more (power 0.7); hand-labelled prompts count fourfold: they are the closest to real traffic."""
     kinds = Counter(e.kind for e in examples)
-    real = {"seed_tasks", "user_oriented", "arena_hard", "vicuna"}
-    return np.array([kinds[e.kind] ** -0.7 * (4.0 if e.source in real else 1.0) for e in examples]) * 100
+    return np.array([kinds[e.kind] ** -0.7 * (4.0 if e.source in HAND_LABELLED else 1.0) for e in examples]) * 100
 
 
 def difficulty(example: Example, table: SuccessTable) -> float:
@@ -83,7 +82,8 @@ def fit(examples: Sequence[Example], table: SuccessTable, regularisation: float 
         min_confidence=0.0,
         min_known_words=0.0,
     )
-    return _calibrate(weights, [f for f, h in zip(features, held, strict=True) if h], target[held])
+    real = np.array([example.source in HAND_LABELLED for example in examples])
+    return _calibrate(weights, [f for f, h in zip(features, held, strict=True) if h], target[held], real[held])
 
 
 def _vocabulary(features: Sequence[Features]) -> NDArray[np.uint8]:
@@ -94,15 +94,25 @@ def _vocabulary(features: Sequence[Features]) -> NDArray[np.uint8]:
     return np.packbits(bits, bitorder="little")
 
 
-def _calibrate(weights: Weights, features: Sequence[Features], target: NDArray[np.int64]) -> Weights:
-    """Temperature by maximum likelihood; thresholds so that 3 % (confidence) and 1 % (words) of known data fall out."""
+def _calibrate(
+    weights: Weights, features: Sequence[Features], target: NDArray[np.int64], real: NDArray[np.bool_]
+) -> Weights:
+    """Temperature by maximum likelihood; thresholds so that 3 % (confidence) and 1 % (words) of known data fall out.
+
+    Where there are hand-labelled (`real`) prompts among the held-out ones they count as much as all others together:
+    benchmarks and patterns are easier to tell apart than traffic, and confidence fitted to them alone is too high.
+    """
+    mass = np.ones(len(target))
+    if 0 < real.sum() < len(real):
+        mass[real] = (~real).sum() / real.sum()
     classifier = TaskClassifier(weights)
     scores = np.array([classifier._scores(item)[0] for item in features])
 
     def loss(log_temperature: float) -> float:
         scaled = scores / np.exp(log_temperature)
         scaled -= scaled.max(axis=1, keepdims=True)
-        return float(np.mean(np.log(np.exp(scaled).sum(axis=1)) - scaled[np.arange(len(target)), target]))
+        losses = np.log(np.exp(scaled).sum(axis=1)) - scaled[np.arange(len(target)), target]
+        return float(np.average(losses, weights=mass))
 
     temperature = float(np.exp(minimize_scalar(loss, bounds=(-1.5, 1.5), method="bounded").x))
     warm = TaskClassifier(replace(weights, temperature=temperature))
