@@ -1,6 +1,6 @@
 """Compile kernels ahead of time, without a GPU, and count what they use.
 
-    python -m engine.kernels.compile [--arch 80 --arch 90] [--json]
+    python -m engine.kernels.compile [--arch 80 ...] [--model llama-3.1-8b ...] [--dtype bfloat16] [--json]
 
 A kernel that spills registers, asks for more shared memory than the chip has, or misses the tensor cores is slow or
 does not launch at all; the compiled code shows all three. Registers, stack and local memory come from
@@ -10,16 +10,21 @@ own metadata. What gets compiled is what `specialisations.py` lists.
 
 from __future__ import annotations
 
+import argparse
+import json
 import re
 import subprocess
+import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from engine.kernels.launch import FP_FUSION, Launch
+from engine.kernels.specialisations import MODEL_SHAPES, ModelShape, Specialisation, model_launches
 
 # Shared memory that one thread block may use, bytes (CUDA C++ Programming Guide, table "Technical Specifications").
 SHARED_BYTES_LIMIT = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
@@ -41,8 +46,9 @@ class CompileError(Exception):
 class KernelResources:
     """What one compiled kernel uses. Spills: stack and local memory per thread that the compiler had to add."""
 
-    kernel: str
-    variant: str  # what was specialised: "head_dim=128 group=4 bfloat16"
+    kernel: str  # the model's launch: "decode", "prefill"
+    variant: str  # what for: "llama-3.1-8b bfloat16"
+    uses_tensor_cores: bool  # whether it multiplies matrices, and so should have mma or wgmma
     arch: int  # 90: sm_90
     num_warps: int
     num_stages: int
@@ -58,11 +64,43 @@ class KernelResources:
         return SHARED_BYTES_LIMIT[self.arch]
 
 
-def compile_launch(launch: Launch, arch: int, variant: str = "") -> KernelResources:
-    """Compile the kernel as `launch` would on an NVIDIA GPU of compute capability `arch` (80: 8.0) and count.
+def compile_models(
+    archs: Sequence[int], shapes: Sequence[ModelShape], dtype: torch.dtype = torch.bfloat16
+) -> Iterator[KernelResources]:
+    """Compile every kernel of every model for every architecture. Raises CompileError."""
+    for arch in archs:
+        for shape in shapes:
+            variant = f"{shape.name} {str(dtype).removeprefix('torch.')}"
+            for part in model_launches(shape, arch, dtype):
+                yield compile_launch(part, arch, variant)
+
+
+def compile_launch(part: Specialisation, arch: int, variant: str) -> KernelResources:
+    """Compile the kernel as the launch would on an NVIDIA GPU of compute capability `arch` (80: 8.0) and count.
 
     Tensors may be on the "meta" device; their pointers count as 16-byte aligned. Raises CompileError.
     """
+    compiled = compile_kernel(part.launch, arch)
+    registers, spill_bytes = _resource_usage(compiled.asm["cubin"])
+    sass = _cuobjdump(compiled.asm["cubin"], "-sass")
+    return KernelResources(
+        kernel=part.role,
+        variant=variant,
+        uses_tensor_cores=part.uses_tensor_cores,
+        arch=arch,
+        num_warps=part.launch.num_warps,
+        num_stages=part.launch.num_stages,
+        shared_bytes=compiled.metadata.shared,
+        registers=registers,
+        spill_bytes=spill_bytes,
+        mma=len(re.findall(r"\bHMMA\b", sass)),
+        wgmma=len(re.findall(r"\b(?:HGMMA|UTCHMMA)\b", sass)),
+        async_copies=len(re.findall(r"\bLDGSTS\b", sass)),
+    )
+
+
+def compile_kernel(launch: Launch, arch: int) -> Any:
+    """Triton's compiled kernel of `launch` for `arch`. Raises CompileError."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -73,59 +111,40 @@ def compile_launch(launch: Launch, arch: int, variant: str = "") -> KernelResour
         raise CompileError(f"unknown architecture {arch}: choose from {sorted(SHARED_BYTES_LIMIT)}")
     signature, constants, attributes = _specialise(launch)
     options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages, "enable_fp_fusion": FP_FUSION}
-    compiled = triton.compile(
-        ASTSource(launch.kernel, signature, constants, attributes),
-        target=GPUTarget("cuda", arch, 32),
-        options=options,
-    )
-    registers, spill_bytes = _resource_usage(compiled.asm["cubin"])
-    sass = _cuobjdump(compiled.asm["cubin"], "-sass")
-    return KernelResources(
-        kernel=compiled.metadata.name,
-        variant=variant,
-        arch=arch,
-        num_warps=launch.num_warps,
-        num_stages=launch.num_stages,
-        shared_bytes=compiled.metadata.shared,
-        registers=registers,
-        spill_bytes=spill_bytes,
-        mma=len(re.findall(r"\bHMMA\b", sass)),
-        wgmma=len(re.findall(r"\b(?:HGMMA|UTCHMMA)\b", sass)),
-        async_copies=len(re.findall(r"\bLDGSTS\b", sass)),
-    )
+    source = ASTSource(launch.kernel, signature, constants, attributes)
+    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
 
 def _specialise(launch: Launch) -> tuple[dict[str, str], dict[tuple[int, ...], Any], dict[tuple[int, ...], Any]]:
     """The launch's signature, constants and attributes by Triton's rules for a call from Python.
 
     An integer becomes a constant if it is 1 and carries "divisible by 16" if it is, pointers likewise by alignment,
-    unless the kernel declares the parameter `do_not_specialize`.
+    unless the kernel declares the parameter `do_not_specialize`. Empty attributes are written where Triton writes them:
+    a kernel compiled here is then found in the disk cache when serving asks for it.
     """
     signature: dict[str, str] = {}
     constants: dict[tuple[int, ...], Any] = {}
     attributes: dict[tuple[int, ...], Any] = {}
-    divisible = [["tt.divisibility", 16]]
     for param in launch.kernel.params:
         name, path = param.name, (param.num,)
         if param.is_constexpr:
             signature[name] = "constexpr"
-            constants[path] = launch.constants[name]
+            constants[path], attributes[path] = launch.constants[name], []
             continue
         value = launch.args[name]
-        if isinstance(value, torch.Tensor):
-            signature[name] = "*" + _DTYPE_NAMES[value.dtype]
-            aligned = not param.do_not_specialize
-        elif isinstance(value, float):
+        if isinstance(value, float):
             signature[name] = "fp32"
             continue
+        if isinstance(value, torch.Tensor):
+            signature[name], aligned = "*" + _DTYPE_NAMES[value.dtype], True
         elif value == 1 and not param.do_not_specialize:
             signature[name] = "constexpr"
-            constants[path] = 1
+            constants[path], attributes[path] = 1, []
             continue
         else:
-            signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
-            aligned = value % 16 == 0 and not param.do_not_specialize
-        attributes[path] = divisible if aligned else []
+            signature[name], aligned = "i32" if -(2**31) <= value < 2**31 else "i64", value % 16 == 0
+        if not param.do_not_specialize:
+            attributes[path] = [["tt.divisibility", 16]] if aligned else []
     return signature, constants, attributes
 
 
@@ -150,3 +169,46 @@ def _cuobjdump(cubin: bytes, option: str) -> str:
     if run.returncode != 0:
         raise CompileError(f"{tool} {option} failed: {run.stderr.strip()}")
     return run.stdout
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a table, or JSON. Returns 1 if a kernel spills or wants more shared memory than there is, 2 on errors."""
+    models = {shape.name: shape for shape in MODEL_SHAPES}
+    parser = argparse.ArgumentParser(prog="python -m engine.kernels.compile", description=__doc__.splitlines()[0])
+    parser.add_argument("--arch", type=int, action="append", choices=sorted(SHARED_BYTES_LIMIT), help="default: 80, 90")
+    parser.add_argument("--model", action="append", choices=sorted(models), help="default: all")
+    parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
+    parser.add_argument("--json", action="store_true", help="one JSON list instead of a table")
+    options = parser.parse_args(arguments)
+    shapes = [models[name] for name in options.model or models]
+    try:
+        resources = list(compile_models(options.arch or [80, 90], shapes, getattr(torch, options.dtype)))
+    except CompileError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if options.json:
+        json.dump([asdict(one) for one in resources], sys.stdout, indent=1)
+        print()
+    else:
+        print(_table(resources))
+    return int(any(one.spill_bytes or one.shared_bytes > one.shared_limit_bytes for one in resources))
+
+
+def _table(resources: Sequence[KernelResources]) -> str:
+    columns = ("kernel", "variant", "arch", "warps", "stages", "shared", "regs", "spill", "mma", "wgmma", "async")
+    rows = [columns] + [
+        (
+            one.kernel,
+            one.variant,
+            f"sm_{one.arch}",
+            *(str(number) for number in (one.num_warps, one.num_stages, one.shared_bytes, one.registers)),
+            *(str(number) for number in (one.spill_bytes, one.mma, one.wgmma, one.async_copies)),
+        )
+        for one in resources
+    ]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

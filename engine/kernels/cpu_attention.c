@@ -5,6 +5,7 @@
  * alone, so its result does not depend on what else is in the batch.
  */
 #include "cpu_common.h"
+#include "cpu_pool.h"
 
 #define CHUNK 256
 #define MAX_HEAD_DIM 256
@@ -51,16 +52,6 @@ NOT_INLINE f32x16 sum_rows(const f32x16 rows[LANES]) {
     for (int i = 0; i < 2; i++) c[i] = PAIR(b[i], b[i + 2], low2, low2 + 2);
     return PAIR(c[0], c[1], low1, low1 + 1);
 #endif
-}
-
-/* The larger of each pair of lanes; a NaN on either side wins, so that a row with one becomes NaN, as it must. */
-INLINE f32x16 max_lanes(f32x16 best, f32x16 v) {
-    i32x16 take = (v > best) | (v != v), bits, other;
-    memcpy(&bits, &v, sizeof bits);
-    memcpy(&other, &best, sizeof other);
-    bits = (take & bits) | (~take & other);
-    memcpy(&v, &bits, sizeof v);
-    return v;
 }
 
 INLINE void prefetch(const void *base, long index, long count, int type) {
@@ -190,45 +181,61 @@ INLINE void join_chunks(const attention_args *a, long token, long head, int type
         store(a->out, token * a->out_stride + head * head_dim + i * LANES, acc[i] / sum, type);
 }
 
-INLINE void attend_all(const attention_args *a, const int32_t *items, long num_items, long tokens, int type) {
-    int several = a->max_chunks > 1;
-#pragma omp parallel if (num_items > 1)
-    {
-#pragma omp for schedule(static, 1)
-        for (long n = 0; n < num_items * a->kv_heads; n++) {
-            const int32_t *item = items + n / a->kv_heads * 2; /* token, chunk */
-            long kv_head = n % a->kv_heads;
-            long group = a->heads / a->kv_heads;
-            if (a->head_dim == 64)
-                attend_group(a, item[0], kv_head, item[1], 64, type);
-            else if (a->head_dim == 128)
-                attend_group(a, item[0], kv_head, item[1], 128, type);
-            else /* unusual sizes: one head at a time keeps the compiled code small */
-                for (long h = 0; h < group; h++)
-                    attend(a, item[0], kv_head * group + h, 1, item[1], a->head_dim, type);
-        }
-        if (several) {
-#pragma omp for
-            for (long n = 0; n < tokens * a->heads; n++)
-                if (a->token_keys[n / a->heads] > CHUNK) join_chunks(a, n / a->heads, n % a->heads, type);
-        }
+typedef struct {
+    const attention_args *attention;
+    const int32_t *items;
+} item_args;
+
+INLINE void attend_items(const item_args *work, long first, long last, int type) {
+    const attention_args *a = work->attention;
+    long group = a->heads / a->kv_heads;
+    for (long n = first; n < last; n++) {
+        long token = work->items[n / a->kv_heads * 2], chunk = work->items[n / a->kv_heads * 2 + 1];
+        long kv_head = n % a->kv_heads;
+        if (a->head_dim == 64)
+            attend_group(a, token, kv_head, chunk, 64, type);
+        else if (a->head_dim == 128)
+            attend_group(a, token, kv_head, chunk, 128, type);
+        else /* unusual sizes: one head at a time keeps the compiled code small */
+            for (long h = 0; h < group; h++) attend(a, token, kv_head * group + h, 1, chunk, a->head_dim, type);
     }
 }
 
+INLINE void join_items(const attention_args *a, long first, long last, int type) {
+    for (long n = first; n < last; n++)
+        if (a->token_keys[n / a->heads] > CHUNK) join_chunks(a, n / a->heads, n % a->heads, type);
+}
+
+static void attend_f32(const void *work, long first, long last) { attend_items(work, first, last, F32); }
+static void attend_bf16(const void *work, long first, long last) { attend_items(work, first, last, BF16); }
+static void join_f32(const void *a, long first, long last) { join_items(a, first, last, F32); }
+static void join_bf16(const void *a, long first, long last) { join_items(a, first, last, BF16); }
+
 /* items: [num_items, 2], (token, chunk) for every chunk of every token. head_dim: a multiple of 16, at most 256. */
 void tl_paged_attention(const attention_args *args, const int32_t *items, long num_items, long tokens, int type) {
-    if (type == BF16)
-        attend_all(args, items, num_items, tokens, BF16);
-    else
-        attend_all(args, items, num_items, tokens, F32);
+    item_args work = {args, items};
+    tl_parallel(num_items * args->kv_heads, 1, type == BF16 ? attend_bf16 : attend_f32, &work);
+    if (args->max_chunks > 1) tl_parallel(tokens * args->heads, 16, type == BF16 ? join_bf16 : join_f32, args);
+}
+
+typedef struct {
+    const char *k, *v;
+    char *k_cache, *v_cache;
+    const int64_t *slots;
+    long k_stride, v_stride, kv_bytes;
+} write_args;
+
+static void write_tokens(const void *context, long first, long last) {
+    const write_args *a = context;
+    for (long t = first; t < last; t++) {
+        memcpy(a->k_cache + a->slots[t] * a->kv_bytes, a->k + t * a->k_stride, a->kv_bytes);
+        memcpy(a->v_cache + a->slots[t] * a->kv_bytes, a->v + t * a->v_stride, a->kv_bytes);
+    }
 }
 
 /* Copy K and V of all tokens to their slots. Strides in bytes; kv_bytes: one token's keys. */
 void tl_kv_write(const char *k, const char *v, long k_stride, long v_stride, char *k_cache, char *v_cache,
                  const int64_t *slots, long tokens, long kv_bytes) {
-#pragma omp parallel for if (tokens * kv_bytes > 65536)
-    for (long t = 0; t < tokens; t++) {
-        memcpy(k_cache + slots[t] * kv_bytes, k + t * k_stride, kv_bytes);
-        memcpy(v_cache + slots[t] * kv_bytes, v + t * v_stride, kv_bytes);
-    }
+    write_args a = {k, v, k_cache, v_cache, slots, k_stride, v_stride, kv_bytes};
+    tl_parallel(tokens, 1 + 65536 / kv_bytes, write_tokens, &a);
 }

@@ -1,79 +1,104 @@
-/* The decoder block's small operations: RMS norm, rotary embedding, silu(gate) * up. */
+/* The decoder block's small operations: RMS norm, rotary embedding, silu(gate) * up. Each is a loop over rows or pieces
+ * of rows, shared out by the pool, in one copy per element type. */
 #include "cpu_common.h"
+#include "cpu_pool.h"
 
-INLINE void rms_norm(const void *x, void *residual, const float *weight, void *out, long rows, long n, float eps,
-                     int type) {
-    long row_bytes = n * element_bytes(type);
-#pragma omp parallel for if (rows * n > 65536)
-    for (long row = 0; row < rows; row++) {
-        const char *from = (const char *)x + row * row_bytes;
-        char *sum_row = residual ? (char *)residual + row * row_bytes : 0;
-        char *to = (char *)out + row * row_bytes;
+/* Elements below which another thread is not worth waking. */
+#define MIN_ELEMENTS 16384
+
+#define BY_TYPE(name)                                                                                       \
+    static void name##_f32(const void *context, long first, long last) { name(context, first, last, F32); }           \
+    static void name##_bf16(const void *context, long first, long last) { name(context, first, last, BF16); }
+
+static long rows_per_piece(long elements_per_row) { return (MIN_ELEMENTS + elements_per_row - 1) / elements_per_row; }
+
+typedef struct {
+    const void *x;
+    void *residual; /* may be null */
+    const float *weight;
+    void *out;
+    long n;
+    float eps;
+} norm_args;
+
+INLINE void rms_norm(const norm_args *a, long first, long last, int type) {
+    long n = a->n, row_bytes = n * element_bytes(type);
+    for (long row = first; row < last; row++) {
+        const char *from = (const char *)a->x + row * row_bytes;
+        char *sum_row = a->residual ? (char *)a->residual + row * row_bytes : 0;
+        char *to = (char *)a->out + row * row_bytes;
         f32x16 squares = {0};
         for (long i = 0; i < n; i += LANES) {
             f32x16 v = load(from, i, type);
-            if (residual) {
+            if (sum_row) {
                 store(sum_row, i, v + load(sum_row, i, type), type);
                 v = load(sum_row, i, type);
             }
             squares += v * v;
         }
-        float scale = 1.0f / sqrtf(sum_lanes(squares) / (float)n + eps);
-        if (residual) from = sum_row;
-        for (long i = 0; i < n; i += LANES)
-            store(to, i, load(from, i, type) * scale * load(weight, i, F32), type);
+        float scale = 1.0f / sqrtf(sum_lanes(squares) / (float)n + a->eps);
+        if (sum_row) from = sum_row;
+        for (long i = 0; i < n; i += LANES) store(to, i, load(from, i, type) * scale * load(a->weight, i, F32), type);
     }
 }
+BY_TYPE(rms_norm)
 
 /* x, residual, out: [rows, n], contiguous. residual may be null; otherwise residual += x comes first. */
 void tl_rms_norm(const void *x, void *residual, const float *weight, void *out, long rows, long n, float eps, int type) {
-    if (type == BF16)
-        rms_norm(x, residual, weight, out, rows, n, eps, BF16);
-    else
-        rms_norm(x, residual, weight, out, rows, n, eps, F32);
+    norm_args a = {x, residual, weight, out, n, eps};
+    tl_parallel(rows, rows_per_piece(n), type == BF16 ? rms_norm_bf16 : rms_norm_f32, &a);
 }
 
-INLINE void rotate(void *x, long token_stride, const float *cos_sin, const int64_t *positions, long tokens, long heads,
-                   long head_dim, long rotary_dim, int type) {
-    long half = rotary_dim / 2;
-#pragma omp parallel for if (tokens * heads * rotary_dim > 65536)
-    for (long t = 0; t < tokens; t++) {
-        const float *cosines = cos_sin + positions[t] * rotary_dim, *sines = cosines + half;
-        for (long h = 0; h < heads; h++) {
-            long at = t * token_stride + h * head_dim;
+typedef struct {
+    void *x;
+    const float *cos_sin;
+    const int64_t *positions;
+    long token_stride, heads, head_dim, rotary_dim;
+} rotary_args;
+
+INLINE void rotate(const rotary_args *a, long first, long last, int type) {
+    long half = a->rotary_dim / 2;
+    for (long t = first; t < last; t++) {
+        const float *cosines = a->cos_sin + a->positions[t] * a->rotary_dim, *sines = cosines + half;
+        for (long h = 0; h < a->heads; h++) {
+            long at = t * a->token_stride + h * a->head_dim;
             for (long i = 0; i < half; i += LANES) {
-                f32x16 a = load(x, at + i, type), b = load(x, at + half + i, type);
+                f32x16 x = load(a->x, at + i, type), y = load(a->x, at + half + i, type);
                 f32x16 c = load(cosines, i, F32), s = load(sines, i, F32);
-                store(x, at + i, a * c - b * s, type);
-                store(x, at + half + i, b * c + a * s, type);
+                store(a->x, at + i, x * c - y * s, type);
+                store(a->x, at + half + i, y * c + x * s, type);
             }
         }
     }
 }
+BY_TYPE(rotate)
 
 /* In place. token_stride: elements between tokens; rotary_dim a multiple of 32. */
 void tl_rotary(void *x, long token_stride, const float *cos_sin, const int64_t *positions, long tokens, long heads,
                long head_dim, long rotary_dim, int type) {
-    if (type == BF16)
-        rotate(x, token_stride, cos_sin, positions, tokens, heads, head_dim, rotary_dim, BF16);
-    else
-        rotate(x, token_stride, cos_sin, positions, tokens, heads, head_dim, rotary_dim, F32);
+    rotary_args a = {x, cos_sin, positions, token_stride, heads, head_dim, rotary_dim};
+    tl_parallel(tokens, rows_per_piece(heads * rotary_dim), type == BF16 ? rotate_bf16 : rotate_f32, &a);
 }
 
-INLINE void silu_mul(const void *gate_up, void *out, long rows, long n, int type) {
-    long pieces = n / LANES;
-#pragma omp parallel for if (rows * n > 8192)
-    for (long piece = 0; piece < rows * pieces; piece++) {
-        long row = piece / pieces, i = piece % pieces * LANES;
-        f32x16 gate = load(gate_up, row * 2 * n + i, type), up = load(gate_up, row * 2 * n + n + i, type);
-        store(out, row * n + i, gate / (1.0f + exp16(-gate)) * up, type);
+typedef struct {
+    const void *gate_up;
+    void *out;
+    long n;
+} silu_args;
+
+INLINE void silu_mul(const silu_args *a, long first, long last, int type) {
+    for (long row = first; row < last; row++) {
+        long gates = row * 2 * a->n, ups = gates + a->n, to = row * a->n;
+        for (long i = 0; i < a->n; i += LANES) {
+            f32x16 gate = load(a->gate_up, gates + i, type), up = load(a->gate_up, ups + i, type);
+            store(a->out, to + i, gate / (1.0f + exp16(-gate)) * up, type);
+        }
     }
 }
+BY_TYPE(silu_mul)
 
 /* gate_up: [rows, 2 n], gate first; out: [rows, n]. */
 void tl_silu_mul(const void *gate_up, void *out, long rows, long n, int type) {
-    if (type == BF16)
-        silu_mul(gate_up, out, rows, n, BF16);
-    else
-        silu_mul(gate_up, out, rows, n, F32);
+    silu_args a = {gate_up, out, n};
+    tl_parallel(rows, rows_per_piece(4 * n), type == BF16 ? silu_mul_bf16 : silu_mul_f32, &a);
 }

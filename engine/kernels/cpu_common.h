@@ -18,6 +18,7 @@ typedef float f32x16 __attribute__((vector_size(64)));
 typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef uint32_t u32x16 __attribute__((vector_size(64)));
 typedef uint16_t u16x16 __attribute__((vector_size(32)));
+typedef int8_t i8x16 __attribute__((vector_size(16)));
 
 /* Element types, as the Python side numbers them. Constant at every call, so that branches on them vanish. */
 enum { F32 = 0, BF16 = 1 };
@@ -73,6 +74,29 @@ INLINE float sum_lanes(f32x16 v) {
     return lanes[0];
 }
 
+/* The larger of each pair of lanes; a NaN on either side wins, so that a row with one becomes NaN, as it must. */
+INLINE f32x16 max_lanes(f32x16 best, f32x16 v) {
+    i32x16 take = (v > best) | (v != v), bits, other;
+    memcpy(&bits, &v, sizeof bits);
+    memcpy(&other, &best, sizeof other);
+    bits = (take & bits) | (~take & other);
+    memcpy(&v, &bits, sizeof v);
+    return v;
+}
+
+INLINE f32x16 magnitude(f32x16 v) {
+    u32x16 bits;
+    memcpy(&bits, &v, sizeof bits);
+    bits &= 0x7fffffff;
+    memcpy(&v, &bits, sizeof v);
+    return v;
+}
+
+/* Adding 1.5 * 2^23 to a number below 2^22 in magnitude rounds it to an integer, to nearest even. */
+#define ROUNDING 12582912.0f
+
+INLINE i32x16 to_nearest(f32x16 v) { return __builtin_convertvector((v + ROUNDING) - ROUNDING, i32x16); }
+
 /* exp(x) = 2^n * e^r with n = round(x / ln 2), |r| <= ln(2) / 2 and a degree-6 Taylor polynomial (error < 2e-7).
  * x below -87 gives 0 or a subnormal, above 88 infinity; NaN stays NaN. */
 INLINE f32x16 exp16(f32x16 x) {
@@ -88,8 +112,7 @@ INLINE f32x16 exp16(f32x16 x) {
     bits = (high & fixed) | (~high & bits);
     bits = ~is_nan & bits;
     memcpy(&clamped, &bits, sizeof clamped);
-    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
-    f32x16 n = (clamped * 1.44269504088896f + magic) - magic;
+    f32x16 n = (clamped * 1.44269504088896f + ROUNDING) - ROUNDING;
     f32x16 r = clamped - n * 0.693359375f + n * 2.12194440e-4f;
     f32x16 p = r * (1.0f / 720) + (1.0f / 120);
     p = p * r + (1.0f / 24);

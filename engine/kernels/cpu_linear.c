@@ -11,6 +11,7 @@
  *   y += scale * step * (256 sum(u h) + sum(u l)) + minimum * sum(x).
  */
 #include "cpu_common.h"
+#include "cpu_pool.h"
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__F16C__) && !defined(TIERLINE_PORTABLE)
 #define USE_VNNI 1
@@ -30,30 +31,29 @@ typedef struct {
 
 INLINE void quantise(const void *x, long at, x_block *out, int type) {
     f32x16 values[2] = {load(x, at, type), load(x, at + LANES, type)};
-    float largest = 0, buffer[BLOCK];
-    memcpy(buffer, values, sizeof buffer);
-    int finite = 1;
-    for (int i = 0; i < BLOCK; i++) {
-        float magnitude = fabsf(buffer[i]);
-        largest = magnitude > largest ? magnitude : largest;
-        finite &= magnitude <= 3.4028235e38f; /* false for NaN too */
-    }
-    if (!finite) { /* integers cannot carry it: let the block's step do so */
+    float largest = 0, magnitudes[LANES];
+    i32x16 sum = {0};
+    f32x16 bounds = max_lanes(magnitude(values[0]), magnitude(values[1]));
+    memcpy(magnitudes, &bounds, sizeof magnitudes);
+    for (int i = 0; i < LANES; i++) largest = magnitudes[i] > largest || magnitudes[i] != magnitudes[i] ? magnitudes[i] : largest;
+    if (!(largest <= 3.4028235e38f)) { /* integers cannot carry infinity or NaN: let the block's step do so */
         memset(out->high, 1, BLOCK);
         memset(out->low, 0, BLOCK);
         out->step = out->quarter_sum = NAN;
         return;
     }
     float step = largest / 32512.0f, inverse = largest > 1e-30f ? 1.0f / step : 0.0f;
-    int sum = 0; /* of the rounded values: y is then exactly w times them */
-    for (int i = 0; i < BLOCK; i++) {
-        int value = (int)lrintf(buffer[i] * inverse), high = (value + 128) >> 8;
-        out->high[i] = (int8_t)high;
-        out->low[i] = (int8_t)(value - high * 256);
+    for (int half = 0; half < 2; half++) {
+        i32x16 value = to_nearest(values[half] * inverse), high = (value + 128) >> 8;
+        i8x16 high8 = __builtin_convertvector(high, i8x16), low8 = __builtin_convertvector(value - high * 256, i8x16);
+        memcpy(out->high + LANES * half, &high8, sizeof high8);
+        memcpy(out->low + LANES * half, &low8, sizeof low8);
         sum += value;
     }
+    int total = 0; /* of the rounded values: y is then exactly w times them */
+    for (int i = 0; i < LANES; i++) total += sum[i];
     out->step = step;
-    out->quarter_sum = (float)sum * step * 0.25f;
+    out->quarter_sum = (float)total * step * 0.25f;
 }
 
 #if USE_VNNI
@@ -148,49 +148,59 @@ INLINE void quad_rows(const uint8_t *w, const uint16_t *scales, const x_block *x
 }
 #endif
 
-INLINE void tile(const uint8_t *w, const uint16_t *scales, const x_block *x, const float *bias, void *y, long n,
-                 long blocks, long first_row, int rows, int bits, int y_type) {
-    long quad_bytes = blocks * (bits == 4 ? 64 : 128);
-#pragma omp for schedule(static) nowait
-    for (long quad = 0; quad < n / 4; quad++) {
+typedef struct {
+    const uint8_t *w;
+    const uint16_t *scales;
+    const void *x;
+    const float *bias; /* may be null */
+    x_block *scratch;
+    void *y;
+    long m, n, blocks;
+} linear_args;
+
+INLINE void quantise_blocks(const linear_args *a, long first, long last, int type) {
+    for (long b = first; b < last; b++) quantise(a->x, b * BLOCK, a->scratch + b, type);
+}
+
+INLINE void quads(const linear_args *a, long first, long last, int rows, long first_row, int bits, int y_type) {
+    long quad_bytes = a->blocks * (bits == 4 ? 64 : 128);
+    for (long quad = first; quad < last; quad++) {
         float sums[MAX_TILE][4];
-        quad_rows(w + quad * quad_bytes, scales + quad * blocks * 8, x + first_row * blocks, blocks, rows, bits, sums);
+        quad_rows(a->w + quad * quad_bytes, a->scales + quad * a->blocks * 8, a->scratch + first_row * a->blocks,
+                  a->blocks, rows, bits, sums);
         for (int m = 0; m < rows; m++)
             for (int r = 0; r < 4; r++)
-                store_one(y, (first_row + m) * n + quad * 4 + r, sums[m][r] + (bias ? bias[quad * 4 + r] : 0), y_type);
+                store_one(a->y, (first_row + m) * a->n + quad * 4 + r,
+                          sums[m][r] + (a->bias ? a->bias[quad * 4 + r] : 0), y_type);
     }
 }
 
-INLINE void packed_linear(const uint8_t *w, const uint16_t *scales, const void *x, const float *bias, x_block *scratch,
-                          void *y, long m, long n, long k, int bits, int x_type, int y_type) {
-    long blocks = k / BLOCK;
-#pragma omp parallel
-    {
-#pragma omp for schedule(static)
-        for (long b = 0; b < m * blocks; b++) quantise(x, b * BLOCK, scratch + b, x_type);
-        for (long row = 0; row < m;) { /* tiles of 8, then what is left in one piece */
-            long left = m - row;
-#define TILE(size) case size: tile(w, scales, scratch, bias, y, n, blocks, row, size, bits, y_type); break
-            switch (left < MAX_TILE ? left : MAX_TILE) {
-                TILE(1); TILE(2); TILE(3); TILE(4); TILE(5); TILE(6); TILE(7); TILE(8);
-            }
-            row += MAX_TILE;
+/* All rows of x for the quads first..last-1: tiles of 8 rows, then what is left in one piece. */
+INLINE void multiply(const linear_args *a, long first, long last, int bits, int y_type) {
+    for (long row = 0; row < a->m; row += MAX_TILE) {
+        long left = a->m - row;
+#define TILE(size) case size: quads(a, first, last, size, row, bits, y_type); break
+        switch (left < MAX_TILE ? left : MAX_TILE) {
+            TILE(1); TILE(2); TILE(3); TILE(4); TILE(5); TILE(6); TILE(7); TILE(8);
         }
     }
 }
+
+static void quantise_f32(const void *a, long first, long last) { quantise_blocks(a, first, last, F32); }
+static void quantise_bf16(const void *a, long first, long last) { quantise_blocks(a, first, last, BF16); }
+static void multiply4_f32(const void *a, long first, long last) { multiply(a, first, last, 4, F32); }
+static void multiply4_bf16(const void *a, long first, long last) { multiply(a, first, last, 4, BF16); }
+static void multiply8_f32(const void *a, long first, long last) { multiply(a, first, last, 8, F32); }
+static void multiply8_bf16(const void *a, long first, long last) { multiply(a, first, last, 8, BF16); }
 
 /* x: [m, k] contiguous; y: [m, n]; bias: float [n] or null; scratch: m * k / 32 blocks of tl_x_block_bytes(). n is a
  * multiple of 4, k of 32. */
 void tl_packed_linear(const uint8_t *w, const uint16_t *scales, const void *x, const float *bias, void *scratch, void *y,
                       long m, long n, long k, int bits, int x_type, int y_type) {
-#define LINEAR(B, X, Y) packed_linear(w, scales, x, bias, scratch, y, m, n, k, B, X, Y)
-    if (bits == 4) {
-        if (x_type == BF16) { if (y_type == BF16) LINEAR(4, BF16, BF16); else LINEAR(4, BF16, F32); }
-        else { if (y_type == BF16) LINEAR(4, F32, BF16); else LINEAR(4, F32, F32); }
-    } else {
-        if (x_type == BF16) { if (y_type == BF16) LINEAR(8, BF16, BF16); else LINEAR(8, BF16, F32); }
-        else { if (y_type == BF16) LINEAR(8, F32, BF16); else LINEAR(8, F32, F32); }
-    }
+    static const tl_task tasks[2][2] = {{multiply4_f32, multiply4_bf16}, {multiply8_f32, multiply8_bf16}};
+    linear_args a = {w, scales, x, bias, scratch, y, m, n, k / BLOCK};
+    tl_parallel(m * a.blocks, 128, x_type == BF16 ? quantise_bf16 : quantise_f32, &a);
+    tl_parallel(n / 4, 1 + 512 / a.blocks, tasks[bits == 8][y_type == BF16], &a);
 }
 
 long tl_x_block_bytes(void) { return sizeof(x_block); }

@@ -1,0 +1,96 @@
+"""Compiled without a GPU, every kernel fits the chip, keeps to its registers and uses the tensor cores.
+
+The compiler runs in processes of their own, since this one interprets Triton.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run this Python at the project's root with Triton's compiler on."""
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | environment
+    return subprocess.run([sys.executable, *arguments], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+
+
+def compiled(*arguments: str) -> list[dict[str, Any]]:
+    run = python("-m", "engine.kernels.compile", "--json", *arguments)
+    assert run.returncode in (0, 1), run.stderr
+    resources: list[dict[str, Any]] = json.loads(run.stdout)
+    assert (run.returncode == 0) == all(not one["spill_bytes"] for one in resources)
+    return resources
+
+
+def check(resources: list[dict[str, Any]], archs: set[int]) -> None:
+    shared_limit = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024, 86: 99 * 1024}
+    roles = {"decode", "decode_combine", "decode_direct", "prefill", "prefill_short"}
+    roles |= {"kv_write", "rotary", "rms_norm", "add_rms_norm", "silu_mul"}
+    assert {one["kernel"] for one in resources} == roles
+    assert {one["arch"] for one in resources} == archs
+    for one in resources:
+        assert one["shared_bytes"] <= shared_limit[one["arch"]], one
+        # For sm_86 the assembler trades two registers of one kernel for occupancy.
+        assert one["spill_bytes"] <= (8 if one["arch"] == 86 else 0), one
+        assert 0 < one["registers"] <= 255, one
+        if one["uses_tensor_cores"]:
+            assert one["mma"] + one["wgmma"] > 0, one
+            # K and V travel to shared memory while the tile before is computed, in spite of the block table.
+            assert one["async_copies"] > 0, one
+        if one["kernel"] == "prefill" and one["arch"] == 90:
+            assert one["wgmma"] > 0, one  # tall tiles use Hopper's warp-group instructions
+
+
+def test_kernels_of_a_common_model() -> None:
+    check(compiled("--arch", "80", "--arch", "90", "--model", "llama-3.1-8b"), {80, 90})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", [80, 86, 90, 100])
+def test_kernels_of_every_model(arch: int) -> None:
+    check(compiled("--arch", str(arch)), {arch})
+
+
+@pytest.mark.slow
+def test_float32_kernels_fit_too() -> None:
+    for one in compiled("--dtype", "float32", "--arch", "80", "--arch", "90"):
+        assert one["shared_bytes"] <= 163 * 1024, one
+        assert one["spill_bytes"] == 0, one
+
+
+def test_serving_compiles_what_was_compiled_ahead_and_nothing_after_warm_up(tmp_path: Path) -> None:
+    run = python("-m", "tests.engine.kernel_jit_probe", TRITON_CACHE_DIR=str(tmp_path))
+    assert run.returncode == 0, run.stderr
+    seen = json.loads(run.stdout)
+    assert seen["ahead"] == 10
+    assert seen["differing"] == [], "these would be compiled again when serving"
+    assert seen["late"] == 0, "steps of other sizes compile kernels again"
+    # The monitor works: a new head size is counted, named and logged; after `uninstall` nothing is.
+    assert seen["noticed"] == ["rms_norm_kernel"]
+    assert "compiled after warm-up" in run.stderr
+    assert seen["counted"] == seen["passed_on"] - 1, "the listener before it heard all, the monitor all but the last"
+
+
+def test_interpreted_kernels_cannot_be_compiled() -> None:
+    run = python("-m", "engine.kernels.compile", "--model", "smollm2-135m", TRITON_INTERPRET="1")
+    assert run.returncode == 2
+    assert "unset TRITON_INTERPRET" in run.stderr
+
+
+def test_the_engine_imports_without_triton() -> None:
+    """On a machine without Triton (or without a GPU) nothing of it is loaded until a CUDA device is chosen."""
+    script = (
+        "import sys; sys.modules['triton'] = None\n"
+        "import engine.runner, engine.layers.attention, engine.layers.ops, engine.kernels, engine.kernels.jit_monitor"
+    )
+    run = python("-c", script)
+    assert run.returncode == 0, run.stderr
