@@ -12,6 +12,7 @@ import logging
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
@@ -25,6 +26,7 @@ from engine.metrics import EngineMetrics
 from engine.scheduler import SchedulerConfig
 from engine.server.app import create_app
 from engine.server.model import Model
+from engine.server.params import SamplingDefaults
 
 _DRAIN_SECONDS = 10
 
@@ -61,6 +63,8 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add("--kv-cache-bytes", type=_integer(1), help="memory for the KV cache (default: by the memory that is free)")
     add("--block-size", type=_integer(1), help="tokens per page of the KV cache (default: the runner's)")
     add("--no-prefix-cache", action="store_true", help="compute every prompt from its first token")
+    add("--temperature", type=_number(0, 2), default=1.0, help="where a request names none (%(default)s)")
+    add("--top-p", type=_number(0, 1), default=1.0, help="where a request names none (%(default)s)")
     add("--watchdog-seconds", type=float, default=120.0, help="restart a core whose loop hangs so long (%(default)s)")
     return parser.parse_args(arguments)
 
@@ -77,6 +81,18 @@ def _integer(low: int, high: int | None = None) -> type[int]:
 
     parse.__name__ = "integer"  # what argparse calls it when `int` fails
     return parse  # type: ignore[return-value]
+
+
+def _number(low: float, high: float) -> Callable[[str], float]:
+    """An argparse type: a number within bounds."""
+
+    def parse(text: str) -> float:
+        value = float(text)
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"must be {low} to {high}, not {text}")
+        return value
+
+    return parse
 
 
 def find_model(model: str, data_dir: Path) -> Path:
@@ -140,7 +156,7 @@ def main(arguments: list[str]) -> int:
         path = find_model(options.model, options.data_dir)
         name = options.served_name or (path.stem if Path(options.model).is_file() else options.model)
         SchedulerConfig(options.max_num_seqs, options.max_num_batched_tokens, options.max_waiting)
-        model = Model.load(path, name)
+        model = Model.load(path, name, SamplingDefaults(options.temperature, options.top_p))
         listener = _listen(options.host, options.port)
     except (ModelFileError, ChatTemplateError, FileNotFoundError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -89,7 +89,7 @@ class PrefixCache:
 
         At most `num_tokens - 1` tokens: the last token must run through the model, or there is nothing to sample from.
         """
-        if not self.enabled:
+        if not self.enabled or request.is_reproducible:
             return []
         pages: list[int] = []
         parent = request.cache_root

@@ -59,5 +59,14 @@ class Request:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def is_reproducible(self) -> bool:
+        """Sampled with a seed: the same request must give the same answer, whatever happens to be cached.
+
+        Keys and values of the same tokens differ in their last bits when they were computed in a batch of another
+        shape, and that is enough to sample another token; so such a request computes its whole prompt itself.
+        """
+        return self.params.seed is not None and self.params.temperature > 0
+
+    @property
     def is_finished(self) -> bool:
         return self.status is RequestStatus.FINISHED

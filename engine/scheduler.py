@@ -233,7 +233,7 @@ class Scheduler:
 
     def _waits_for_sibling(self, request: Request) -> bool:
         group = request.group
-        if group is None or group.prompt_is_cached or not self.cache.enabled:
+        if group is None or group.prompt_is_cached or not self.cache.enabled or request.is_reproducible:
             return False
         if group.leader is None or group.leader.is_finished:
             group.leader = request

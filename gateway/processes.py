@@ -63,6 +63,8 @@ def engine_spec(settings: Settings, name: str, model: Path) -> ProcessSpec:
         "--max-num-batched-tokens": engine.max_num_batched_tokens,
         "--kv-cache-bytes": engine.kv_cache_bytes,
         "--precision": engine.precision,
+        "--temperature": engine.sampling.temperature,
+        "--top-p": engine.sampling.top_p,
         "--data-dir": settings.storage.data_dir,
     }
     return ProcessSpec(

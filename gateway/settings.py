@@ -103,6 +103,13 @@ class BackendSettings(Strict):
         return self
 
 
+class SamplingDefaults(Strict):
+    """What counts where a request names no value; the defaults are the API's."""
+
+    temperature: float = Field(1.0, ge=0, le=2)
+    top_p: float = Field(1.0, ge=0, le=1)
+
+
 class EngineSettings(Strict):
     """One bundled engine process, started by `tierline up`."""
 
@@ -115,6 +122,7 @@ class EngineSettings(Strict):
     max_num_batched_tokens: int = Field(512, ge=16)
     kv_cache_bytes: int | None = Field(None, ge=1 << 20)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    sampling: SamplingDefaults = SamplingDefaults()
     autostart: bool = True
 
 

@@ -109,7 +109,7 @@ class EngineServer:
     def chat_job(self, body: dict[str, Any], request_id: str) -> Job:
         request, extras = parse_chat(body)
         self._model.check_name(request.model)
-        options = chat_options(request, extras, self._model.vocab_size)
+        options = chat_options(request, extras, self._model.vocab_size, self._model.sampling)
         prompt = self._model.encode_chat(body["messages"], extras)
         dialect = ChatDialect(self._model, prompt, **_dialect_options(options))
         return self._job(options, [prompt], request_id, dialect)
@@ -117,7 +117,7 @@ class EngineServer:
     def completion_job(self, body: dict[str, Any], request_id: str) -> Job:
         request, extras = parse_completion(body)
         self._model.check_name(request.model)
-        options = completion_options(request, extras, self._model.vocab_size)
+        options = completion_options(request, extras, self._model.vocab_size, self._model.sampling)
         prompts = self._completion_prompts(request.prompt, add_special=extras.add_special_tokens is not False)
         echoes = self._echoes(request.prompt, prompts, options.skip_special) if request.echo else None
         dialect = CompletionDialect(self._model, prompts, echoes, options.n, **_dialect_options(options))

@@ -12,6 +12,7 @@ from backends.protocol import InvalidRequest, Json
 from engine.chat_template import ChatTemplate
 from engine.loader import read_info
 from engine.server.errors import ApiError, unsupported
+from engine.server.params import SamplingDefaults
 from engine.server.schema import ChatExtras
 from engine.tokenizer import Tokenizer
 from engine.types import TokenLogprob
@@ -29,10 +30,11 @@ class Model:
     tokenizer: Tokenizer
     template: ChatTemplate
     vocab_size: int
+    sampling: SamplingDefaults = SamplingDefaults()
 
     @classmethod
-    def load(cls, path: Path, name: str) -> Model:
-        """Read the model file's description.
+    def load(cls, path: Path, name: str, sampling: SamplingDefaults = SamplingDefaults()) -> Model:
+        """Read the model file's description. `sampling` counts where a request names no value.
 
         Raises:
             ModelFileError: the file cannot be served.
@@ -47,7 +49,7 @@ class Model:
         template = ChatTemplate(
             info.chat_template, bos_token=text(info.tokenizer.bos_id), eos_token=text(info.tokenizer.eos_id)
         )
-        return cls(name, int(path.stat().st_mtime), Tokenizer(info), template, info.spec.vocab_size)
+        return cls(name, int(path.stat().st_mtime), Tokenizer(info), template, info.spec.vocab_size, sampling)
 
     def check_name(self, requested: str) -> None:
         """Raises ApiError 404 if the request means another model."""

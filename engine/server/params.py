@@ -20,6 +20,14 @@ _FORMAT_ADVICE = 'Use {"type": "text"} and describe the format in the prompt, or
 
 
 @dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What counts where a request names no value: the API's own defaults, or what the model's authors recommend."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """What a request asks for beside its prompt. `max_tokens` None: as many as there is room for."""
 
@@ -43,7 +51,9 @@ class Options:
         return replace(self.params, seed=seed, max_tokens=limit, min_tokens=min(self.params.min_tokens, limit))
 
 
-def chat_options(request: ChatRequest, extras: ChatExtras, vocab_size: int) -> Options:
+def chat_options(
+    request: ChatRequest, extras: ChatExtras, vocab_size: int, defaults: SamplingDefaults = SamplingDefaults()
+) -> Options:
     """Options of a chat request.
 
     Raises:
@@ -60,10 +70,12 @@ def chat_options(request: ChatRequest, extras: ChatExtras, vocab_size: int) -> O
         raise InvalidRequest("Give 'max_completion_tokens' or 'max_tokens', not both.", param="max_tokens")
     limit = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
-    return _options(request, extras, vocab_size, max_tokens=limit, logprobs=logprobs)
+    return _options(request, extras, vocab_size, defaults, max_tokens=limit, logprobs=logprobs)
 
 
-def completion_options(request: CompletionRequest, extras: Extras, vocab_size: int) -> Options:
+def completion_options(
+    request: CompletionRequest, extras: Extras, vocab_size: int, defaults: SamplingDefaults = SamplingDefaults()
+) -> Options:
     """Options of a text completion request; raises like `chat_options`."""
     # The fields that both endpoints share have the same ranges, so they are checked by the same function.
     shared = ChatRequest(
@@ -92,11 +104,17 @@ def completion_options(request: CompletionRequest, extras: Extras, vocab_size: i
         if request.echo:
             raise unsupported("logprobs with echo", "Log probabilities are computed for generated tokens only.")
     limit = 16 if request.max_tokens is None else request.max_tokens  # the dialect's default
-    return _options(shared, extras, vocab_size, max_tokens=limit, logprobs=request.logprobs)
+    return _options(shared, extras, vocab_size, defaults, max_tokens=limit, logprobs=request.logprobs)
 
 
 def _options(
-    request: ChatRequest, extras: Extras, vocab_size: int, *, max_tokens: int | None, logprobs: int | None
+    request: ChatRequest,
+    extras: Extras,
+    vocab_size: int,
+    defaults: SamplingDefaults,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
 ) -> Options:
     _check_extras(extras, vocab_size, max_tokens)
     stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
@@ -104,8 +122,8 @@ def _options(
     if stream_options.include_obfuscation:
         raise unsupported("stream_options.include_obfuscation", "Leave it out.")
     params = SamplingParams(
-        temperature=_given(request.temperature, 1.0),
-        top_p=_given(request.top_p, 1.0),
+        temperature=_given(request.temperature, defaults.temperature),
+        top_p=_given(request.top_p, defaults.top_p),
         top_k=max(0, extras.top_k or 0),
         min_p=extras.min_p or 0.0,
         repetition_penalty=_given(extras.repetition_penalty, 1.0),

@@ -144,6 +144,19 @@ def test_disabled_means_nothing_is_found_or_kept():
     assert cache.stats.queried_tokens == 0
 
 
+def test_a_seeded_request_takes_nothing_over_but_leaves_its_pages_to_others():
+    cache = make_cache()
+    first = make_request(cache, range(9))
+    first.params = SamplingParams(seed=7)
+    compute(cache, first)
+    again = make_request(cache, range(9))
+    again.params = SamplingParams(seed=7)
+    assert cache.match(again) == []
+    again.params = SamplingParams(seed=7, temperature=0.0)
+    assert len(cache.match(again)) == 2, "greedy decoding draws nothing"
+    assert len(cache.match(make_request(cache, range(9)))) == 2
+
+
 def test_statistics_count_tokens():
     cache = make_cache()
     for _ in range(2):
