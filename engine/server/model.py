@@ -12,7 +12,7 @@ from backends.protocol import InvalidRequest, Json
 from engine.chat_template import ChatTemplate
 from engine.loader import read_info
 from engine.server.errors import ApiError, unsupported
-from engine.server.params import SamplingDefaults
+from engine.server.params import API_DEFAULTS, SamplingDefaults
 from engine.server.schema import ChatExtras
 from engine.tokenizer import Tokenizer
 from engine.types import TokenLogprob
@@ -30,10 +30,10 @@ class Model:
     tokenizer: Tokenizer
     template: ChatTemplate
     vocab_size: int
-    sampling: SamplingDefaults = SamplingDefaults()
+    sampling: SamplingDefaults = API_DEFAULTS
 
     @classmethod
-    def load(cls, path: Path, name: str, sampling: SamplingDefaults = SamplingDefaults()) -> Model:
+    def load(cls, path: Path, name: str, sampling: SamplingDefaults = API_DEFAULTS) -> Model:
         """Read the model file's description. `sampling` counts where a request names no value.
 
         Raises:

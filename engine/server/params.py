@@ -27,6 +27,9 @@ class SamplingDefaults:
     top_p: float = 1.0
 
 
+API_DEFAULTS = SamplingDefaults()
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """What a request asks for beside its prompt. `max_tokens` None: as many as there is room for."""
@@ -52,7 +55,7 @@ class Options:
 
 
 def chat_options(
-    request: ChatRequest, extras: ChatExtras, vocab_size: int, defaults: SamplingDefaults = SamplingDefaults()
+    request: ChatRequest, extras: ChatExtras, vocab_size: int, defaults: SamplingDefaults = API_DEFAULTS
 ) -> Options:
     """Options of a chat request.
 
@@ -74,7 +77,7 @@ def chat_options(
 
 
 def completion_options(
-    request: CompletionRequest, extras: Extras, vocab_size: int, defaults: SamplingDefaults = SamplingDefaults()
+    request: CompletionRequest, extras: Extras, vocab_size: int, defaults: SamplingDefaults = API_DEFAULTS
 ) -> Options:
     """Options of a text completion request; raises like `chat_options`."""
     # The fields that both endpoints share have the same ranges, so they are checked by the same function.
