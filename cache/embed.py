@@ -13,13 +13,10 @@ import importlib.util
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from cache.bert import Bert
 
 # Name of a model -> installed package that holds it in its folder `model/`.
 _BUNDLED = {
@@ -171,11 +168,7 @@ def find_model(name: str) -> Path:
         ) from error
 
 
-def _load(folder: Path, name: str) -> Bert | _SentenceTransformer:
-    from cache import bert
-
-    if bert.is_readable(folder):
-        return bert.Bert(folder)
+def _load(folder: Path, name: str) -> _SentenceTransformer:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     offline = os.environ.get("HF_HUB_OFFLINE")
     os.environ["HF_HUB_OFFLINE"] = "1"  # everything is in the folder: ask nobody

@@ -22,7 +22,7 @@ from gateway.ledger.usage import Usage, from_openai
 from gateway.life import Life
 from policies.evaluate import Decision as PolicyDecision
 from policies.explain import shown
-from policies.facts import Facts
+from policies.facts import TEXT_VARIABLES, Facts
 
 if TYPE_CHECKING:
     from gateway.services import Services
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tierline.ledger")
 
 PROGRESS_INTERVAL_S = 1.0
-TEXT_VARIABLES = ("system_text", "user_text")
 NOTHING = Usage(input_tokens=0, output_tokens=0, source="counted")
 
 
