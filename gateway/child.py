@@ -10,6 +10,7 @@ import asyncio
 import collections
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -22,6 +23,8 @@ from gateway.lifeline import Lifeline, command
 Probe = Callable[[], Awaitable[bool]]
 
 _LOG_BYTES = 16 * 1024 * 1024
+# A line of a JSON log begins with its time as well.
+_HAS_TIME = re.compile(r'(\{"time": ?")?\d{4}-\d\d-\d\d[T ]\d\d:')
 _LOG_FILES = 3
 _LINE_BYTES = 64 * 1024
 _PROBE_TIMEOUT_S = 2.0
@@ -78,8 +81,13 @@ def socket_probe(path: Path) -> Probe:
     return probe
 
 
+def _now() -> str:
+    now = time.time()
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
+
+
 class LogFile:
-    """A child's log: each line with the time (UTC), old parts kept as `NAME.log.1` and up."""
+    """A child's log: lines that bring no time get one (UTC); old parts are kept as `NAME.log.1` and up."""
 
     def __init__(self, path: Path, max_bytes: int = _LOG_BYTES) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,9 +99,7 @@ class LogFile:
 
     def write(self, line: str) -> None:
         self.tail.append(line)
-        now = time.time()
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
-        data = f"{stamp} {line}\n".encode(errors="replace")
+        data = f"{line if _HAS_TIME.match(line) else f'{_now()} {line}'}\n".encode(errors="replace")
         if self._size_bytes + len(data) > self._max_bytes:
             self._rotate()
         # A full disk costs log lines, never the processes; `tierline doctor` tells about the disk.

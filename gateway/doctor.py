@@ -37,7 +37,6 @@ _MEMORY_BASE_BYTES = 1 << 30
 _EXTRA_MODULES = {
     "cache": ("torch", "sentence_transformers", "faiss"),
     "engine": ("torch", "gguf", "tokenizers"),
-    "redis": ("redis",),
     "postgres": ("asyncpg",),
     "otlp": ("opentelemetry.exporter.otlp.proto.http",),
 }
@@ -104,8 +103,6 @@ def _extras(settings: Settings) -> Iterator[Finding]:
         needed["cache"] = "cache.enabled"
     if autostarted(settings):
         needed["engine"] = "engines"
-    if settings.storage.redis_url:
-        needed["redis"] = "storage.redis_url"
     if database.startswith("postgresql"):
         needed["postgres"] = "storage.database_url"
     if settings.telemetry.otlp_endpoint:
