@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from engine.layers import native
 from engine.layers.attention import AttentionBackend, AttentionConfig, StepGeometry, build_attention
 from engine.layers.ops import build_ops
 from engine.loader.families import GgufTensors
@@ -230,6 +231,7 @@ def load_runner(
         raise ValueError("max_num_batched_tokens and max_num_seqs must be at least 1")
     if threads is not None:
         torch.set_num_threads(threads)
+        native.set_threads(threads)
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     policy = choose_policy(precision, target, spec, file.num_bytes)
     block_size = block_size or DEFAULT_BLOCK_SIZE

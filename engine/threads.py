@@ -1,8 +1,8 @@
 """How many threads the engine computes with, and how they wait. To be called before torch is imported.
 
 OpenMP threads that spin while waiting slow everything beside them (and themselves, when something runs beside them)
-by one to two orders of magnitude, so waiting is passive, after a spin of some microseconds that bridges the gap between
-two operations of one step. Only the engine's core process calls this; it imports no torch.
+by one to two orders of magnitude, so waiting is passive, after a spin of some ten microseconds that bridges the gap
+between two operations of one step. Only the engine's core process calls this; it imports no torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import psutil
 
 # More threads than this gain nothing in batch-1 decoding: memory bandwidth is spent.
 _MAX_THREADS = 8
-_SPIN_COUNT = 20_000
+_SPIN_COUNT = 2_000
 
 
 def configure(threads: int | None) -> int:

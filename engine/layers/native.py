@@ -1,8 +1,8 @@
 """Compiles the C kernels in `engine/kernels/cpu_*.c` on first use and loads them; does without where that fails.
 
 The library is built for this very processor with the system's C compiler, kept in a cache folder under a name that
-hashes source, flags, compiler and processor, and probed before use. It links the OpenMP runtime that torch has loaded,
-so that both share one pool of threads. `TIERLINE_NATIVE=0` turns it off, `TIERLINE_CACHE_DIR` moves the folder.
+hashes source, flags, compiler and processor, and probed before use. It has threads of its own, as many as torch is set
+to use (`cpu_pool.c` says why). `TIERLINE_NATIVE=0` turns it off, `TIERLINE_CACHE_DIR` moves the folder.
 """
 
 from __future__ import annotations
@@ -24,9 +24,18 @@ import torch
 logger = logging.getLogger(__name__)
 
 _SOURCE_DIR = Path(__file__).parent.parent / "kernels"
-_SOURCES = ("cpu_attention.c", "cpu_block.c", "cpu_linear.c")
-_HEADERS = ("cpu_common.h",)
-_FLAGS = ("-O2", "-ftree-vectorize", "-Wno-psabi", "-march=native", "-std=gnu11", "-fno-math-errno", "-fopenmp", "-fPIC")
+_SOURCES = ("cpu_attention.c", "cpu_block.c", "cpu_linear.c", "cpu_pool.c")
+_HEADERS = ("cpu_common.h", "cpu_pool.h")
+_FLAGS = (
+    "-O2",
+    "-ftree-vectorize",
+    "-Wno-psabi",
+    "-march=native",
+    "-std=gnu11",
+    "-fno-math-errno",
+    "-pthread",
+    "-fPIC",
+)
 _COMPILE_TIMEOUT_S = 120
 
 # Element types as the C side numbers them.
@@ -44,6 +53,7 @@ _SIGNATURES: dict[str, tuple[type[ctypes._SimpleCData[int]] | None, tuple[type, 
         (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG, _INT, _INT, _INT),
     ),
     "tl_x_block_bytes": (_LONG, ()),
+    "tl_set_threads": (_INT, (_INT,)),
 }
 
 
@@ -61,10 +71,19 @@ def library() -> ctypes.CDLL | None:
         logger.info("compiled kernels are turned off (TIERLINE_NATIVE=0)")
         return None
     try:
-        return build()
+        kernels = build()
+        kernels.tl_set_threads(torch.get_num_threads())
+        return kernels
     except (NativeBuildError, OSError) as error:
         logger.warning("no compiled CPU kernels, decoding will be slower: %s", error)
         return None
+
+
+def set_threads(count: int) -> None:
+    """Let the compiled kernels, where there are any, use `count` threads."""
+    kernels = library()
+    if kernels is not None:
+        kernels.tl_set_threads(count)
 
 
 def build(extra_flags: tuple[str, ...] = ()) -> ctypes.CDLL:
@@ -123,7 +142,7 @@ def _compile(compiler: str, flags: tuple[str, ...], target: Path) -> None:
         with ThreadPoolExecutor(len(commands)) as pool:
             list(pool.map(_run, commands))
         library_path = Path(scratch) / "cpu.so"
-        _run([compiler, "-shared", "-fopenmp", *map(str, objects), "-o", str(library_path), "-lm"])
+        _run([compiler, "-shared", "-pthread", *map(str, objects), "-o", str(library_path), "-lm"])
         library_path.replace(target)  # atomic: a second process either finds all of it or builds its own
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import math
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -221,6 +222,27 @@ def test_paged_attention(
     assert results[0][0].isfinite().all()
     close(results[0][0], results[1][0], 1e-5 if dtype == torch.float32 else 1e-2)
     assert torch.equal(results[0][1], results[1][1])
+
+
+def test_threads_share_the_work_without_changing_it(library: ctypes.CDLL) -> None:
+    """Many loops of every length, in threads that fall asleep and wake between them: always the same bits."""
+    quads = [to_quads(weight(T.Q4_1, rows, 96, seed=rows)) for rows in (4, 64, 1000)]
+    linears = [NativePackedLinear(library, quad) for quad in quads if quad is not None]
+    ops, w = NativeOps(library), randn(96, seed=1)
+    inputs = [randn(rows, 96, seed=rows) for rows in (1, 2, 30, 700)]
+    try:
+        assert library.tl_set_threads(1) == 1
+        want = [[*(linear(x) for linear in linears), ops.rms_norm(x, w, 1e-5)] for x in inputs]
+        for threads in (2, 5, 3):
+            assert library.tl_set_threads(threads) == threads
+            for turn in range(24):
+                for x, expected in zip(inputs, want, strict=True):
+                    got = [*(linear(x) for linear in linears), ops.rms_norm(x, w, 1e-5)]
+                    assert all(map(torch.equal, got, expected)), (threads, turn)
+                if turn % 8 == 0:
+                    threading.Event().wait(0.002)  # longer than a helper looks for work before it sleeps
+    finally:
+        library.tl_set_threads(torch.get_num_threads())
 
 
 def test_every_linear_agrees_with_the_weights() -> None:
