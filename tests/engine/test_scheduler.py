@@ -148,7 +148,7 @@ def test_lost_pages_are_an_error_and_not_an_endless_loop():
     for _ in range(3):
         scheduler.cache.pool.take()
     scheduler.add([new(1, range(1, 8))])
-    with pytest.raises(SchedulerStalled, match="0 running and 1 waiting requests.*free 1, cached 0, used 3, total 4"):
+    with pytest.raises(SchedulerStalled, match=r"0 running and 1 waiting requests.*free 1, cached 0, used 3, total 4"):
         scheduler.schedule()
 
 
