@@ -88,6 +88,7 @@ class PrefixCache:
         """The cached pages that begin this request, not yet acquired.
 
         At most `num_tokens - 1` tokens: the last token must run through the model, or there is nothing to sample from.
+        None for a request that must be reproducible.
         """
         if not self.enabled or request.is_reproducible:
             return []
@@ -117,7 +118,7 @@ class PrefixCache:
         request.block_table.extend(matched)
         request.num_computed_tokens = len(matched) * self.block_size
         request.num_published_pages = len(matched)
-        if count and self.enabled:
+        if count and self.enabled and not request.is_reproducible:
             self.stats.queried_tokens += request.num_tokens
             self.stats.hit_tokens += request.num_computed_tokens
 

@@ -5,6 +5,7 @@ The two completion endpoints are plain ASGI (they stream and watch for a client 
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -21,7 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from backends.protocol import InvalidRequest
+from backends.protocol import InvalidRequest, Message
 from engine.answer import EngineDown, Generation
 from engine.client import EngineClient
 from engine.detokenizer import Detokenizer
@@ -40,6 +41,7 @@ from engine.server.schema import (
 )
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
+_LONG_BODY_BYTES = 32 * 1024
 
 # Turns a decoded body into a job; raises what `as_api_error` knows.
 MakeJob = Callable[[dict[str, Any], str], Job]
@@ -85,9 +87,15 @@ class _Endpoint:
             raw = await read_body(scope, receive)
             if raw is None:
                 return  # the client left before it had asked
-            await respond(self._client, self._make_job(decode_object(raw), request_id), receive, send)
+            await respond(self._client, await self._job(raw, request_id), receive, send)
         except Exception as error:
             await send_error(as_api_error(error), request_id, send)
+
+    async def _job(self, raw: bytes, request_id: str) -> Job:
+        if len(raw) < _LONG_BODY_BYTES:
+            return self._make_job(decode_object(raw), request_id)
+        # Reading and tokenizing a long prompt takes long enough to hold up everybody else's tokens.
+        return await asyncio.to_thread(lambda: self._make_job(decode_object(raw), request_id))
 
 
 class EngineServer:
@@ -225,6 +233,7 @@ class EngineServer:
         if (asked.prompt is None) == (asked.messages is None):
             raise InvalidRequest("Give either 'prompt' or 'messages'.", param="prompt")
         if asked.messages is not None:
+            msgspec.convert(asked.messages, list[Message])
             extras = ChatExtras(
                 add_generation_prompt=asked.add_generation_prompt, add_special_tokens=asked.add_special_tokens
             )

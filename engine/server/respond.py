@@ -100,6 +100,8 @@ class _Response:
     async def collect(self) -> None:
         try:
             parts = await _all_or_none([_whole(answer) for answer in self._answers])
+        except AnswerAborted:
+            raise
         except EngineError as error:
             raise as_api_error(error) from error
         body = {
