@@ -14,7 +14,7 @@ static long rows_per_piece(long elements_per_row) { return (MIN_ELEMENTS + eleme
 
 typedef struct {
     const void *x;
-    void *residual; /* may be null */
+    float *residual; /* may be null */
     const float *weight;
     void *out;
     long n;
@@ -25,26 +25,28 @@ INLINE void rms_norm(const norm_args *a, long first, long last, int type) {
     long n = a->n, row_bytes = n * element_bytes(type);
     for (long row = first; row < last; row++) {
         const char *from = (const char *)a->x + row * row_bytes;
-        char *sum_row = a->residual ? (char *)a->residual + row * row_bytes : 0;
+        float *sum_row = a->residual ? a->residual + row * n : 0;
         char *to = (char *)a->out + row * row_bytes;
         f32x16 squares = {0};
         for (long i = 0; i < n; i += LANES) {
             f32x16 v = load(from, i, type);
             if (sum_row) {
-                store(sum_row, i, v + load(sum_row, i, type), type);
-                v = load(sum_row, i, type);
+                v += load(sum_row, i, F32);
+                store(sum_row, i, v, F32);
             }
             squares += v * v;
         }
         float scale = 1.0f / sqrtf(sum_lanes(squares) / (float)n + a->eps);
-        if (sum_row) from = sum_row;
-        for (long i = 0; i < n; i += LANES) store(to, i, load(from, i, type) * scale * load(a->weight, i, F32), type);
+        for (long i = 0; i < n; i += LANES) {
+            f32x16 v = sum_row ? load(sum_row, i, F32) : load(from, i, type);
+            store(to, i, v * scale * load(a->weight, i, F32), type);
+        }
     }
 }
 BY_TYPE(rms_norm)
 
-/* x, residual, out: [rows, n], contiguous. residual may be null; otherwise residual += x comes first. */
-void tl_rms_norm(const void *x, void *residual, const float *weight, void *out, long rows, long n, float eps, int type) {
+/* x, residual, out: [rows, n], contiguous. residual, float32, may be null; otherwise residual += x comes first. */
+void tl_rms_norm(const void *x, float *residual, const float *weight, void *out, long rows, long n, float eps, int type) {
     norm_args a = {x, residual, weight, out, n, eps};
     tl_parallel(rows, rows_per_piece(n), type == BF16 ? rms_norm_bf16 : rms_norm_f32, &a);
 }

@@ -20,7 +20,10 @@ class BlockOps(Protocol):
         ...
 
     def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """`residual += x` in place, then the norm of `residual`. x, residual: `[tokens, hidden]`."""
+        """`residual += x` in place, then the norm of `residual`, in x's dtype. x, residual: `[tokens, hidden]`.
+
+        The residual may be wider than x: the decoder keeps it in float32, where 2 * layers additions lose nothing.
+        """
         ...
 
     def rotary(

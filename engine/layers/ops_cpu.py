@@ -31,7 +31,7 @@ class NativeOps(TorchOps):
 
     def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         width = x.shape[-1]
-        if width % _LANES:
+        if width % _LANES or residual.dtype != torch.float32:
             return super().add_rms_norm(x, residual, weight, eps)
         out = torch.empty_like(x)
         kind = native.ELEMENT_TYPES[x.dtype]

@@ -9,12 +9,10 @@ class TorchOps:
     """`BlockOps` in plain torch."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        wide = x.float()
-        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True).add_(eps))
-        return (wide * scale * weight.float()).to(x.dtype)
+        return _normed(x, weight, eps).to(x.dtype)
 
     def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return self.rms_norm(residual.add_(x), weight, eps)
+        return _normed(residual.add_(x), weight, eps).to(x.dtype)
 
     def rotary(
         self, q: torch.Tensor, k: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor
@@ -32,3 +30,10 @@ class TorchOps:
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return (torch.nn.functional.silu(gate.float()) * up.float()).to(gate_up.dtype)
+
+
+def _normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """The norm of x, in float32."""
+    wide = x.float()
+    scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True).add_(eps))
+    return wide * scale * weight.float()

@@ -89,11 +89,12 @@ class Decoder:
         """
         spec, ops, attention = self.spec, self.ops, self.attention
         tokens, eps = token_ids.shape[0], spec.norm_eps
-        residual = self._embedding.index_select(0, token_ids)  # [tokens, hidden]
+        embedded = self._embedding.index_select(0, token_ids)  # [tokens, hidden]
+        residual = embedded.float()  # the sum of all blocks' outputs, kept in float32
         delta: torch.Tensor | None = None
         for index, layer in enumerate(self.layers):
             if delta is None:
-                x = ops.rms_norm(residual, layer.attention_norm, eps)
+                x = ops.rms_norm(embedded, layer.attention_norm, eps)
             else:
                 x = ops.add_rms_norm(delta, residual, layer.attention_norm, eps)
             q, k, v = layer.qkv(x).split_with_sizes((spec.q_size, spec.kv_size, spec.kv_size), dim=-1)

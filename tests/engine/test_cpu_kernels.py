@@ -69,9 +69,10 @@ def test_small_operations(library: ctypes.CDLL, dtype: torch.dtype, rows: int) -
     ours, plain = NativeOps(library), TorchOps()
     x, w = randn(rows, 576, dtype=dtype), randn(576, seed=1)
     close(ours.rms_norm(x, w, 1e-5), plain.rms_norm(x, w, 1e-5))
-    residuals = [randn(rows, 576, dtype=dtype, seed=2) for _ in range(2)]
-    close(ours.add_rms_norm(x, residuals[0], w, 1e-5), plain.add_rms_norm(x, residuals[1], w, 1e-5))
-    assert torch.equal(*residuals)
+    for residual_dtype in (torch.float32, dtype):
+        residuals = [randn(rows, 576, dtype=residual_dtype, seed=2) for _ in range(2)]
+        close(ours.add_rms_norm(x, residuals[0], w, 1e-5), plain.add_rms_norm(x, residuals[1], w, 1e-5))
+        assert torch.equal(*residuals)
     gate_up = randn(rows, 2 * 160, dtype=dtype) * 8
     close(ours.silu_mul(gate_up), plain.silu_mul(gate_up))
     heads = randn(rows, 5, 64, dtype=dtype)[:, 1:4]  # strided, as heads of a fused product
@@ -128,15 +129,18 @@ def test_bfloat16_rounds_as_torch_does(library: ctypes.CDLL) -> None:
             got = NativePackedLinear(library, quads, bias)(torch.zeros(1, 32, dtype=torch.bfloat16))[0]
             assert torch.equal(got.nan_to_num(1.0), bias.to(torch.bfloat16).nan_to_num(1.0))
             assert torch.equal(got.isnan(), bias.isnan())
-    # The vector form: adding zero to a residual in bfloat16 rounds what was exact.
-    x, residual = values.to(torch.bfloat16), torch.zeros(4096, 16, dtype=torch.bfloat16)
-    NativeOps(library).add_rms_norm(x, residual, torch.ones(16), 1e-5)
-    assert torch.equal(residual.isnan(), x.isnan())
-    assert torch.equal(residual.nan_to_num(1.0), x.nan_to_num(1.0))
-    a, b = randn(4096, 16, dtype=torch.bfloat16), randn(4096, 16, dtype=torch.bfloat16, seed=1) * 0.01
-    total = b.clone()
-    NativeOps(library).add_rms_norm(a, total, torch.ones(16), 1e-5)
-    assert torch.equal(total, a + b)
+    # The vector form: x cos - y sin with a sine of zero, rounded.
+    x = values.to(torch.bfloat16).repeat(1, 4).view(4096, 1, 64)
+    cosines = randn(4096, 32) * 3
+    table, rotated = torch.cat([cosines, torch.zeros(4096, 32)], dim=-1), x.clone()
+    x[~x.isfinite()] = 1.0
+    rotated[rotated.isinf()] = 1.0  # times zero it would be NaN, in its partner too
+    NativeOps(library).rotary(rotated, x.clone(), table, torch.arange(4096))
+    lost = values.to(torch.bfloat16).repeat(1, 4).view(4096, 1, 64).isnan()
+    lost |= lost.roll(32, dims=-1)
+    assert torch.equal(rotated.isnan(), lost)
+    want = (x.float() * cosines.repeat(1, 2).unsqueeze(1)).to(torch.bfloat16)
+    assert torch.equal(rotated[~lost], want[~lost])
 
 
 @DTYPES
