@@ -12,6 +12,7 @@ from collections import deque
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from engine.gpu import GpuMetrics
 from engine.messages import Stats
 
 TTFT_BUCKETS = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -50,6 +51,7 @@ class EngineMetrics:
 
     def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry()
+        self.gpus = GpuMetrics(self.registry)
         self._last = Stats()
         self._tokens_window = _Window(_RATE_WINDOW_SECONDS)
         self._hit_window = _Window(_HIT_RATE_WINDOW_SECONDS)

@@ -213,6 +213,7 @@ class EngineServer:
         return _json(body, 200 if health.state == "ok" else 503)
 
     async def metrics(self, request: Request) -> Response:
+        await self._client.metrics.gpus.refresh()
         return Response(self._client.metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def tokenize(self, request: Request) -> Response:
