@@ -116,18 +116,33 @@ def find_model(model: str, data_dir: Path) -> Path:
     return files[0]
 
 
+class _DrainingServer(uvicorn.Server):
+    """Takes no new requests once it is told to stop, and ends those that are not done in time with an error event."""
+
+    def __init__(self, client: EngineClient, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._client = client
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        message = "The engine is being stopped. Send the request again."
+        timer = asyncio.get_running_loop().call_later(_DRAIN_SECONDS, self._client.end_all, message)
+        await super().shutdown(sockets)
+        timer.cancel()
+
+
 async def serve(model: Model, config: EngineConfig, listener: socket.socket, watchdog_seconds: float) -> int:
     """Serve until a signal ends it; returns the exit code."""
     client = EngineClient(config, EngineMetrics(model.name), watchdog_seconds=watchdog_seconds)
-    server = uvicorn.Server(
+    server = _DrainingServer(
+        client,
         uvicorn.Config(
             create_app(model, client),
             http="httptools",
             access_log=False,
             log_level="warning",
             server_header=False,
-            timeout_graceful_shutdown=_DRAIN_SECONDS,
-        )
+            timeout_graceful_shutdown=_DRAIN_SECONDS + 2,  # time to send what `end_all` has to say
+        ),
     )
 
     def stop_if_the_model_cannot_be_loaded(failure: asyncio.Future[str]) -> None:

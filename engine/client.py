@@ -251,11 +251,18 @@ class EngineClient:
 
     def abort(self, answers: Iterable[Answer]) -> None:
         """Give answers up: their pages are free before the next step. Harmless for those that have ended."""
+        self._end(answers, AnswerAborted("The answer was aborted."), "abort")
+
+    def end_all(self, message: str) -> None:
+        """End every open answer with `EngineDown` and tell its reader why."""
+        self._end(self._answers.values(), EngineDown(message), "error")
+
+    def _end(self, answers: Iterable[Answer], error: EngineError, end_reason: str) -> None:
         open_answers = [answer for answer in answers if answer.end_reason is None]
         if open_answers:
             self._send(Abort([answer.request_id for answer in open_answers]))
         for answer in open_answers:
-            answer.fail(AnswerAborted("The answer was aborted."), "abort")
+            answer.fail(error, end_reason)
             self._close(answer)
 
     def _close(self, answer: Answer) -> None:

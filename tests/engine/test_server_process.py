@@ -110,6 +110,19 @@ def test_a_full_queue_is_429_with_retry_after_and_a_killed_core_is_503(smollm2_p
         assert server.stop() == 0
 
 
+@pytest.mark.slow
+def test_stopping_drains_and_tells_those_that_take_too_long(smollm2_path):
+    server = Server(smollm2_path, "--kv-cache-bytes", str(100 << 20)).wait_ready()
+    body = {"model": MODEL, "prompt": [5] * 100, "max_tokens": 900, "stream": True, "ignore_eos": True}
+    with server.http.stream("POST", "/v1/completions", json=body) as response:
+        lines = response.iter_lines()
+        next(lines)
+        server.process.terminate()
+        events = [line for line in lines if line]
+    assert server.stop() == 0
+    assert events[-1] == "data: [DONE]" or "being stopped" in events[-1], "a fast machine gets it done in time"
+
+
 def run_engine(*arguments):
     command = [sys.executable, "-m", "engine", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
