@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator
 
 from bench.report import Row, report
-from engine.kernels.compile import SHARED_BYTES_LIMIT, CompileError, KernelResources, compile_models
+from engine.kernels.compile import SHARED_BYTES_LIMIT, CompileError, KernelResources, compile_models, resource_table
 from engine.kernels.specialisations import MODEL_SHAPES
 
 DEFAULT_ARCHS = (80, 90)
@@ -25,13 +25,15 @@ _UNITS = {
     "wgmma": "instructions",
     "async_copies": "instructions",
 }
+_PLAIN = ("registers", "spill_bytes", "shared_bytes")  # all there is to say of a kernel without matrix products
 
 
 def rows(resources: Iterable[KernelResources]) -> Iterator[Row]:
     """One row per kernel, model, architecture and quantity."""
     for one in resources:
         setting = f"sm_{one.arch} {one.variant} warps={one.num_warps} stages={one.num_stages}"
-        for metric, unit in _UNITS.items():
+        for metric in _UNITS if one.uses_tensor_cores else _PLAIN:
+            unit = _UNITS[metric]
             yield Row.of(metric, one.kernel, setting, unit, [getattr(one, metric)])
 
 
@@ -55,7 +57,8 @@ def main() -> int:
     except CompileError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    report("kernels", [*limits(archs), *rows(resources)])
+    print(resource_table(resources))
+    report("kernels", [*limits(archs), *rows(resources)], show=False)
     bad = [one for one in resources if one.spill_bytes or one.shared_bytes > one.shared_limit_bytes]
     for one in bad:
         print(f"does not fit: {one}", file=sys.stderr)

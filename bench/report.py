@@ -44,9 +44,10 @@ class Row:
         return cls(metric, system, setting, unit, statistics.median(values), min(values), max(values), len(values))
 
 
-def report(name: str, rows: Iterable[Row], directory: Path = RESULTS) -> Path:
+def report(name: str, rows: Iterable[Row], directory: Path = RESULTS, *, show: bool = True) -> Path:
     """Print `rows` as a table and write them to `directory/name.json`; returns that path.
 
+    `show` False: no table, for a benchmark with many rows that prints a denser one of its own.
     Raises ValueError for a name that is not lower-case letters, digits, `-` and `_`, or when there is no row.
     """
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
@@ -54,10 +55,12 @@ def report(name: str, rows: Iterable[Row], directory: Path = RESULTS) -> Path:
     rows = list(rows)
     if not rows:
         raise ValueError(f"report {name!r} has no rows: the benchmark measured nothing")
-    _print(name, rows)
+    if show:
+        _print(name, rows)
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{name}.json"
-    path.write_text(json.dumps([asdict(row) for row in rows], indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    lines = ",\n".join(json.dumps(asdict(row), ensure_ascii=False) for row in rows)
+    path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
     return path
 
 
@@ -72,4 +75,7 @@ def _print(name: str, rows: Sequence[Row]) -> None:
             f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}" for value in (row.median, row.min, row.max)
         )
         table.add_row(row.metric, row.system, row.setting, row.unit, *numbers, str(row.runs))
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:  # a log or a pipe: eighty columns would fold every cell
+        console.width = 160
+    console.print(table)

@@ -33,12 +33,12 @@ def split_range(
 ) -> tuple[tl.tensor, ...]:
     """How a sequence's visible keys are split: (first key, keys per split, number of splits).
 
-    With FIXED_SIZE a split has SPLIT_SIZE keys; else at least that many, more if `max_splits` would not do. The
-    first key is rounded down and the split size up to BLOCK_N, so that no tile straddles two splits.
+    With FIXED_SIZE a split has SPLIT_SIZE keys; else at least that many, more if `max_splits` would not do, rounded up
+    to whole tiles of BLOCK_N. Starting exactly at the window means that every split holds a key that is visible.
     """
     first = seq_len * 0
     if WINDOW > 0:
-        first = tl.maximum(seq_len - WINDOW, 0) // BLOCK_N * BLOCK_N
+        first = tl.maximum(seq_len - WINDOW, 0)
     keys = seq_len - first
     if FIXED_SIZE:
         size = seq_len * 0 + SPLIT_SIZE

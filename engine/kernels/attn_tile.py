@@ -50,9 +50,9 @@ def attend(
     k_ptr, v_ptr: the KV head's first element on page 0; a token's HEAD_DIM elements are adjacent.
     table_ptr: the sequence's page numbers, int32.
 
-    With MASKED a row sees key `n` if `query_pos - WINDOW < n <= query_pos` (WINDOW 0: no lower bound) and
-    `key_start` may be any multiple of BLOCK_N. Without it every row sees every key of the range, whose length must
-    be a multiple of BLOCK_N: the interior of the causal triangle, where comparing positions is wasted work.
+    With MASKED a row sees key `n` of the range if `query_pos - WINDOW < n <= query_pos` (WINDOW 0: no lower bound).
+    Without it every row sees every key of the range, whose length must be a multiple of BLOCK_N: the interior of the
+    causal triangle, where comparing positions is wasted work.
     SOFTCAP > 0 replaces a score `s` by `SOFTCAP * tanh(s / SOFTCAP)` (Gemma 2, arXiv 2408.00118, section 2).
     UPCAST multiplies in float32 (the interpreter's bfloat16 product is wrong).
 

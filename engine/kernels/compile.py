@@ -190,11 +190,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         json.dump([asdict(one) for one in resources], sys.stdout, indent=1)
         print()
     else:
-        print(_table(resources))
+        print(resource_table(resources))
     return int(any(one.spill_bytes or one.shared_bytes > one.shared_limit_bytes for one in resources))
 
 
-def _table(resources: Sequence[KernelResources]) -> str:
+def resource_table(resources: Sequence[KernelResources]) -> str:
+    """One line per kernel, for people."""
     columns = ("kernel", "variant", "arch", "warps", "stages", "shared", "regs", "spill", "mma", "wgmma", "async")
     rows = [columns] + [
         (

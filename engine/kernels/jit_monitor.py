@@ -42,10 +42,11 @@ class JitMonitor:
         return tuple(self._late)
 
     def install(self) -> None:
-        """Start listening. Does nothing if already installed."""
+        """Start listening, if not yet; what follows is warm-up until `mark_warm` (again, when a second model loads)."""
         from triton import knobs
 
         with self._lock:
+            self._warm = False
             if self._installed:
                 return
             self._previous = knobs.compilation.listener

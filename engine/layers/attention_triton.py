@@ -12,6 +12,7 @@ import torch
 from engine.kernels import heuristics
 from engine.kernels.attn_decode import decode_launches
 from engine.kernels.attn_prefill import prefill_launch
+from engine.kernels.jit_monitor import monitor
 from engine.kernels.kv_write import kv_write_launch
 from engine.layers.attention import AttentionConfig, StepGeometry
 
@@ -61,6 +62,7 @@ class TritonAttention:
         self._max_splits = 1
         self._prefill_tile = self._tiles.prefill
         if device.type == "cuda":
+            monitor.install()
             self._warm_up()
             torch.cuda.synchronize(device)
 

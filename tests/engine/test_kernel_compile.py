@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from engine.messages import Stats
+from engine.metrics import EngineMetrics
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -94,3 +97,9 @@ def test_the_engine_imports_without_triton() -> None:
     )
     run = python("-c", script)
     assert run.returncode == 0, run.stderr
+
+
+def test_late_compilations_reach_the_metrics() -> None:
+    metrics = EngineMetrics("tiny")
+    metrics.on_step(Stats(late_kernels=2), None)
+    assert 'tierline_engine_late_kernels_total{model="tiny"} 2.0' in metrics.render().decode()

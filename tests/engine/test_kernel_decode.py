@@ -8,9 +8,8 @@ import torch
 from engine.kernels.attn_decode import decode_launches
 from engine.kernels.attn_tile import paged_attention_reference
 from engine.kernels.heuristics import DecodeTile, SplitRule, attention_tiles, decode_splits
-from tests.engine.kernel_support import PagedBatch, assert_close
+from tests.engine.kernel_support import PagedBatch, assert_close, serving_tiles
 
-TILE = DecodeTile(block_n=64, num_warps=4, num_stages=3)
 AT_LEAST = SplitRule(size=64, fixed=False)
 SCALE = 0.125
 
@@ -20,7 +19,7 @@ def run_decode(
     *,
     max_splits: int,
     rule: SplitRule = AT_LEAST,
-    tile: DecodeTile = TILE,
+    tile: DecodeTile | None = None,
     window: int = 0,
     softcap: float = 0.0,
 ) -> torch.Tensor:
@@ -38,7 +37,7 @@ def run_decode(
         scratch[:, 0].contiguous(),
         scale=SCALE,
         max_splits=max_splits,
-        tile=tile,
+        tile=tile or serving_tiles(head_dim, batch.q.dtype).decode,
         split_rule=rule,
         window=window,
         softcap=softcap,
@@ -141,6 +140,21 @@ def test_fixed_split_size_makes_a_result_independent_of_its_batch() -> None:
         assert torch.equal(run_decode(alone, max_splits=splits, rule=rule)[0], together[seq])
 
 
+@pytest.mark.parametrize("window", [0, 100])
+def test_splits_need_not_be_whole_tiles(window: int) -> None:
+    rule = SplitRule(size=48, fixed=True)
+    batch = PagedBatch.random([1, 1], [250, 49], heads=2, kv_heads=1, head_dim=64)
+    assert_close(run_decode(batch, max_splits=6, rule=rule, window=window), expected(batch, window), torch.float32)
+
+
+def test_more_splits_than_are_combined_at_once() -> None:
+    batch = PagedBatch.random([1, 1], [600, 300], heads=2, kv_heads=1, head_dim=64)
+    batch.q.mul_(8.0)  # far from uniform weights: each group of splits may hold a new maximum
+    tile = DecodeTile(block_n=16, num_warps=4, num_stages=3)
+    out = run_decode(batch, max_splits=38, rule=SplitRule(size=16, fixed=True), tile=tile)
+    assert_close(out, expected(batch), torch.float32)
+
+
 def test_too_little_scratch_is_refused() -> None:
     batch = PagedBatch.random([1], [300], heads=2, kv_heads=1, head_dim=64)
     with pytest.raises(ValueError, match="scratch for 1"):
@@ -155,7 +169,7 @@ def test_too_little_scratch_is_refused() -> None:
             torch.empty(1),
             scale=SCALE,
             max_splits=4,
-            tile=TILE,
+            tile=DecodeTile(block_n=64, num_warps=4, num_stages=3),
             split_rule=AT_LEAST,
         )
 

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from gguf.constants import GGMLQuantizationType
 
 from engine.layers.attention import AttentionBackend, AttentionConfig, StepGeometry
 from engine.layers.attention_cpu import CpuAttention
 from engine.layers.attention_triton import TritonAttention
 from engine.layers.linear import LinearPolicy
-from engine.layers.ops import BlockOps
-from engine.layers.ops_torch import TorchOps
 from engine.layers.ops_triton import TritonOps
+from engine.loader.families import GgufTensors
+from engine.loader.gguf import GgufFile
 from engine.models.decoder import Decoder
-from engine.models.spec import ModelSpec, RopeSpec
-from engine.models.tensors import FloatArray, LayerTensors
-from engine.quant.blocks import BlockTensor
-from engine.runner import ModelRunner, step_geometry
+from engine.runner import ModelRunner, load_runner, step_geometry
 from engine.sampler import Sampler
-from engine.types import SamplingParams, StepPlan, StepRow
+from engine.types import StepPlan, StepRow
 from tests.engine.kernel_support import kernel_device
+from tests.engine.models import GREEDY, generate, row, write_model
 
 CPU = torch.device("cpu")
-GREEDY = SamplingParams(temperature=0.0)
 BLOCK_SIZE = 16
 
 
@@ -115,94 +112,53 @@ def test_a_step_beyond_the_configured_bounds_is_refused() -> None:
         backend.begin(geometry([1] * 3, [1] * 3, [[1], [2], [3]]))
 
 
-class RandomModel:
-    """A `TensorSource` of random weights: two layers, three query heads per KV head, a head size of 32."""
-
-    spec = ModelSpec(
-        architecture="llama",
-        num_layers=2,
-        hidden_size=96,
-        intermediate_size=160,
-        num_heads=3,
-        num_kv_heads=1,
-        head_dim=32,
-        vocab_size=128,
-        max_position=320,
-        norm_eps=1e-5,
-        rope=RopeSpec(theta=10000.0, rotary_dim=32),
-        tied_embeddings=True,
+def triton_runner(path: Path) -> ModelRunner:
+    """The runner that `load_runner` builds on CUDA, in float32 and on the device of these tests."""
+    file = GgufFile(path)
+    source = GgufTensors(file)
+    spec, device = source.spec, kernel_device()
+    attention = TritonAttention(
+        config(
+            device,
+            num_layers=spec.num_layers,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            scale=spec.head_dim**-0.5,
+        )
     )
-
-    def _matrix(self, seed: int, rows: int, columns: int) -> BlockTensor:
-        values = np.random.default_rng(seed).standard_normal((rows, columns), dtype=np.float32) * columns**-0.5
-        data = np.ascontiguousarray(values.astype(np.float32)).view(np.uint8)
-        return BlockTensor(data, GGMLQuantizationType.F32, (rows, columns))
-
-    def embedding(self) -> BlockTensor:
-        return self._matrix(1, self.spec.vocab_size, self.spec.hidden_size)
-
-    def output(self) -> BlockTensor:
-        return self.embedding()
-
-    def final_norm(self) -> FloatArray:
-        return np.ones(self.spec.hidden_size, dtype=np.float32)
-
-    def rope_factors(self) -> FloatArray | None:
-        return None
-
-    def layers(self) -> Iterator[LayerTensors]:
-        spec = self.spec
-        for layer in range(spec.num_layers):
-            seed = 100 * (layer + 1)
-            yield LayerTensors(
-                attention_norm=np.full(spec.hidden_size, 1.5, dtype=np.float32),
-                qkv=[
-                    self._matrix(seed + i, size, spec.hidden_size)
-                    for i, size in enumerate((spec.q_size, spec.kv_size, spec.kv_size))
-                ],
-                qkv_bias=None,
-                q_norm=None,
-                k_norm=None,
-                attention_output=self._matrix(seed + 3, spec.hidden_size, spec.q_size),
-                mlp_norm=np.ones(spec.hidden_size, dtype=np.float32),
-                gate_up=[self._matrix(seed + i, spec.intermediate_size, spec.hidden_size) for i in (4, 5)],
-                down=self._matrix(seed + 6, spec.hidden_size, spec.intermediate_size),
-            )
-
-
-def runner(attention: AttentionBackend, ops: BlockOps) -> ModelRunner:
-    policy = LinearPolicy(attention.config.device, torch.float32, packed_rows=0)
-    decoder = Decoder(RandomModel(), policy, attention, ops, max_position=320)
     poison(attention)
+    policy = LinearPolicy(device, torch.float32, packed_rows=0)
+    decoder = Decoder(source, policy, attention, TritonOps(), max_position=320)
     return ModelRunner(decoder, attention, Sampler(frozenset()), max_model_len=320)
 
 
-def generate(engine: ModelRunner, prompts: Sequence[Sequence[int]], new_tokens: int, chunk: int) -> list[list[int]]:
-    """Greedy continuations; prompts go in by chunks, beside the rows that already decode."""
+def generate_together(engine: ModelRunner, prompts: Sequence[Sequence[int]], count: int, chunk: int) -> list[list[int]]:
+    """Greedy continuations of all prompts at once; prompts go in by chunks, beside rows that already decode."""
     tables = [[3, 17, 8, 1], [11, 2, 21], [6, 14, 9, 5]]
-    tokens = [list(prompt) for prompt in prompts]
-    computed = [0] * len(prompts)
-    wanted = [len(prompt) + new_tokens for prompt in prompts]
-    while any(len(tokens[i]) < wanted[i] for i in range(len(tokens))):
+    tokens, computed = [list(prompt) for prompt in prompts], [0] * len(prompts)
+    while any(len(tokens[i]) < len(prompt) + count for i, prompt in enumerate(prompts)):
         rows = []
-        for i in range(len(tokens)):
-            todo = tokens[i][computed[i] : computed[i] + chunk]
-            if todo and len(tokens[i]) < wanted[i]:
-                last = computed[i] + len(todo) == len(tokens[i])
-                rows.append(StepRow(i, todo, computed[i], tables[i], last, GREEDY, list(tokens[i]), len(prompts[i])))
-        rows.sort(key=lambda row: len(row.token_ids) != 1)
-        for row, result in zip(rows, engine.execute(StepPlan(rows)), strict=True):
-            assert result.error is None
-            computed[row.request_id] += len(row.token_ids)
+        for i, prompt in enumerate(prompts):
+            if len(tokens[i]) < len(prompt) + count:
+                stop = min(computed[i] + chunk, len(tokens[i]))
+                rows.append(row(list(tokens[i]), tables[i], start=computed[i], stop=stop, request_id=i))
+        rows.sort(key=lambda one: len(one.token_ids) != 1)
+        for one, result in zip(rows, engine.execute(StepPlan(rows)), strict=True):
+            assert result.error is None, result.error
+            computed[one.request_id] += len(one.token_ids)
             if result.token_id is not None:
-                tokens[row.request_id].append(result.token_id)
+                tokens[one.request_id].append(result.token_id)
     return [tokens[i][len(prompt) :] for i, prompt in enumerate(prompts)]
 
 
-def test_an_engine_on_interpreted_kernels_gives_the_cpu_engines_tokens() -> None:
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_an_engine_on_the_kernels_gives_the_cpu_engines_tokens(architecture: str, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_model(path, architecture=architecture)
     random = np.random.default_rng(7)
-    prompts = [random.integers(0, 128, size).tolist() for size in (40, 3, 33)]
-    reference = generate(runner(CpuAttention(config(CPU), use_native=False), TorchOps()), prompts, 12, chunk=320)
-    device = kernel_device()
-    for chunk in (16, 320):
-        assert generate(runner(TritonAttention(config(device)), TritonOps()), prompts, 12, chunk=chunk) == reference
+    prompts = [random.integers(0, 320, size).tolist() for size in (40, 3, 33)]
+    cpu = load_runner(path, precision="float32", max_model_len=320, kv_cache_bytes=2**24, device="cpu")
+    expected = [generate(cpu, prompt, 8, pages=[1, 2, 3, 4]) for prompt in prompts]
+    assert len({token for tokens in expected for token in tokens}) > 8, "the model repeats itself and proves nothing"
+    assert generate_together(triton_runner(path), prompts, 8, chunk=16) == expected

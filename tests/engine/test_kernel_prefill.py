@@ -8,7 +8,7 @@ import torch
 from engine.kernels.attn_prefill import prefill_launch
 from engine.kernels.attn_tile import paged_attention_reference
 from engine.kernels.heuristics import PrefillTile
-from tests.engine.kernel_support import PagedBatch, assert_close
+from tests.engine.kernel_support import PagedBatch, assert_close, serving_tiles
 
 TALL = PrefillTile(block_m=64, block_n=64, num_warps=4, num_stages=3)
 SHORT = PrefillTile(block_m=16, block_n=64, num_warps=4, num_stages=3)
@@ -49,7 +49,7 @@ def test_groups_of_query_heads(group: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_head_sizes_and_dtypes(head_dim: int, dtype: torch.dtype) -> None:
     batch = PagedBatch.random([20, 9], [90, 9], heads=3, kv_heads=1, head_dim=head_dim, dtype=dtype, seed=head_dim)
-    check(batch)
+    check(batch, serving_tiles(head_dim, dtype).prefill)
 
 
 @pytest.mark.parametrize("block_size", [16, 32, 64])
@@ -58,7 +58,7 @@ def test_page_size_is_independent_of_the_tile(block_size: int) -> None:
     check(batch, PrefillTile(block_m=32, block_n=32, num_warps=4, num_stages=3))
 
 
-@pytest.mark.parametrize("window", [1, 16, 63, 64, 65, 500])
+@pytest.mark.parametrize("window", [1, 16, 63, 64, 65, 68, 500])  # 68: the first visible key ends a tile
 def test_sliding_window_sees_exactly_that_many_keys(window: int) -> None:
     check(PagedBatch.random([80, 10], [80, 140], heads=2, kv_heads=1, head_dim=64), window=window)
 
