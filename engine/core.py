@@ -25,6 +25,7 @@ import msgspec
 
 from engine.block_pool import BlockPool, PoolCorrupt
 from engine.config import EngineConfig
+from engine.kernels.jit_monitor import monitor as jit_monitor
 from engine.lifeline import die_with_parent
 from engine.messages import (
     Abort,
@@ -200,6 +201,7 @@ class EngineCore:
             prefix_evicted_pages=cache.stats.evicted_pages,
             aborts=scheduler.stats.aborts,
             step_failures=self._step_failures,
+            late_kernels=jit_monitor.late_compilations,
         )
 
     def _send(self, message: FromCore) -> None:

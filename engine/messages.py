@@ -76,6 +76,7 @@ class Stats(msgspec.Struct, array_like=True):
     prefix_evicted_pages: int = 0
     aborts: int = 0
     step_failures: int = 0
+    late_kernels: int = 0  # GPU kernels compiled after warm-up, while requests waited
 
 
 class Step(msgspec.Struct, array_like=True, tag=11):

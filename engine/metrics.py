@@ -88,6 +88,7 @@ class EngineMetrics:
         self._evicted = counter("tierline_engine_prefix_cache_evicted_pages", "Cached pages given to others.")
         self._aborts = counter("tierline_engine_aborts", "Requests given up by their client.")
         self._step_failures = counter("tierline_engine_step_failures", "Steps that failed as a whole.")
+        self._late_kernels = counter("tierline_engine_late_kernels", "GPU kernels compiled while requests waited.")
         self.core_restarts = counter("tierline_engine_core_restarts", "How often the core was started again.")
         self._ttft = histogram("llm_ttft_seconds", "Time to first token.", TTFT_BUCKETS)
         self._tpot = histogram("llm_tpot_seconds", "Time per output token after the first.", TPOT_BUCKETS)
@@ -113,6 +114,7 @@ class EngineMetrics:
             (self._evicted, stats.prefix_evicted_pages, last.prefix_evicted_pages),
             (self._aborts, stats.aborts, last.aborts),
             (self._step_failures, stats.step_failures, last.step_failures),
+            (self._late_kernels, stats.late_kernels, last.late_kernels),
         ):
             if now != before:
                 metric.inc(now - before)

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from engine.kernels.jit_monitor import monitor as jit_monitor
 from engine.layers import native
 from engine.layers.attention import AttentionBackend, AttentionConfig, StepGeometry, build_attention
 from engine.layers.ops import build_ops
@@ -266,5 +267,6 @@ def load_runner(
     sampler = Sampler(end_ids(read_tokenizer(file, spec.vocab_size)))
     runner = ModelRunner(decoder, attention, sampler, max_model_len=max_model_len, precision=precision)
     runner.warm_up()
+    jit_monitor.mark_warm()
     logger.info("loaded %s: %s", path, runner.describe())
     return runner
