@@ -26,9 +26,10 @@ import yaml
 
 from gateway.models.store import ModelStore
 
-# Kernel tests interpret Triton on the CPU. It reads this once, when first imported, by whichever test comes first; on a
-# machine with a GPU set it to 0 to run the same tests on the device.
-os.environ.setdefault("TRITON_INTERPRET", "1")
+# Without a GPU the kernel tests interpret Triton, with one they run on it. Triton reads the variable once, when it is
+# first imported, by whichever test comes first.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -208,7 +208,7 @@ def decode_launches(
     softcap: float = 0.0,
     upcast: bool = False,
 ) -> list[Launch]:
-    """The launches that attend for one new token per sequence, in order; `reference` in `attn_tile` is the meaning.
+    """The launches, in order, that attend for one new token per sequence; `paged_attention_reference` is the meaning.
 
     q: `[seqs, heads, head_dim]`, unit stride in the last dimension; k_cache, v_cache: `[num_blocks, block_size,
     kv_heads, head_dim]`, contiguous; block_tables: int32 `[seqs, width]`, unit stride in the last dimension;

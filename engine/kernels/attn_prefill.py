@@ -137,7 +137,7 @@ def prefill_launch(
     softcap: float = 0.0,
     upcast: bool = False,
 ) -> Launch:
-    """The launch that attends for several new tokens per sequence; `reference` in `attn_tile` is the meaning.
+    """The launch that attends for several new tokens per sequence; `paged_attention_reference` is the meaning.
 
     q: `[tokens, heads, head_dim]`, unit stride in the last dimension; k_cache, v_cache: `[num_blocks, block_size,
     kv_heads, head_dim]`, contiguous; block_tables: int32 `[seqs, width]`, unit stride in the last dimension;

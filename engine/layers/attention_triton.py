@@ -21,7 +21,11 @@ _INTERPRETER_SMS = 4
 
 
 class TritonAttention:
-    """`AttentionBackend` on Triton. With `deterministic`, a row's result does not depend on the rows beside it.
+    """`AttentionBackend` on Triton.
+
+    With `deterministic`, a row's result does not depend on the rows beside it: decode splits keys by a fixed size and
+    longer rows take one tile whatever their number. The price is speed for short rows and scratch memory, one partial
+    result (head_dim + 1 float32) per row, head and 256 keys of the longest sequence that the cache can hold.
 
     On CUDA the constructor compiles every kernel that serving will launch (seconds, or a disk-cache hit), so that no
     request waits for the compiler. On a CPU it needs TRITON_INTERPRET=1, set before Triton is first imported. Raises
@@ -42,6 +46,7 @@ class TritonAttention:
             self._arch = heuristics.INTERPRETER
             self._num_sms = _INTERPRETER_SMS
         self._tiles = heuristics.attention_tiles(self._arch, config.head_dim, config.dtype)
+        self._deterministic = deterministic
         self._split_rule = heuristics.SPLIT_FIXED if deterministic else heuristics.SPLIT_AT_LEAST
         # The interpreter multiplies bfloat16 wrongly.
         self._upcast = self._arch == heuristics.INTERPRETER and config.dtype == torch.bfloat16
@@ -89,7 +94,7 @@ class TritonAttention:
             _upload(starts, self._query_starts)
             group = self.config.num_heads // self.config.num_kv_heads
             mean_rows = (self._tokens - self._decode_rows) * group / prefill_rows
-            short = mean_rows < heuristics.SHORT_PREFILL_ROWS
+            short = mean_rows < heuristics.SHORT_PREFILL_ROWS and not self._deterministic
             self._prefill_tile = self._tiles.prefill_short if short else self._tiles.prefill
         if self._decode_rows:
             longest = int(step.seq_lens[: self._decode_rows].max())

@@ -86,16 +86,18 @@ def test_attention_agrees_with_the_cpu_backend_step_by_step(deterministic: bool)
     torch.testing.assert_close(triton.kv_cache.cpu(), cpu.kv_cache, atol=0, rtol=0, equal_nan=True)
 
 
-def test_deterministic_decode_does_not_depend_on_batch_mates() -> None:
+@pytest.mark.parametrize("query_lens", [(1, 1, 1), (20, 2, 3)], ids=["decode", "prefill"])
+def test_deterministic_rows_do_not_depend_on_their_mates(query_lens: tuple[int, int, int]) -> None:
     device = kernel_device()
     backend = TritonAttention(config(device), deterministic=True)
     backend.kv_cache.normal_(generator=torch.Generator(device=device).manual_seed(0))
-    long_row, pages = 300, [list(range(1, 20)), [20], [21, 22]]
-    qkv = torch.randn(3, 5, 32, generator=torch.Generator().manual_seed(1)).to(device)
+    seq_lens, pages = (300, 5, 20), [list(range(1, 20)), [20], [21, 22]]
+    qkv = torch.randn(sum(query_lens), 5, 32, generator=torch.Generator().manual_seed(1)).to(device)
 
     def first_row(rows: int) -> torch.Tensor:
-        backend.begin(geometry([1] * rows, [long_row, 5, 20][:rows], pages[:rows]))
-        return backend.forward(0, qkv[:rows, :3], qkv[:rows, 3:4], qkv[:rows, 4:])[0]
+        tokens = sum(query_lens[:rows])
+        backend.begin(geometry(query_lens[:rows], seq_lens[:rows], pages[:rows]))
+        return backend.forward(0, qkv[:tokens, :3], qkv[:tokens, 3:4], qkv[:tokens, 4:])[: query_lens[0]]
 
     assert torch.equal(first_row(1), first_row(3))
 
