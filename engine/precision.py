@@ -1,10 +1,11 @@
 """Which numbers the engine computes with on this machine: the data type, and which weights are held packed.
 
-precision   device  weights
-float32     any     decoded to float32: exact, reproduces transformers' greedy tokens
-bfloat16    any     decoded to bfloat16
-auto        cpu     packed (four and eight bits, where the file has them) for few rows, bfloat16 for many
-auto        cuda    bfloat16
+precision   device  weights                                                             activations, KV cache
+float32     any     decoded to float32: exact, reproduces transformers' greedy tokens   float32
+bfloat16    any     decoded to bfloat16                                                 bfloat16
+auto        cpu     packed (four and eight bits, where the file has them) for few rows; float32
+                    for many rows bfloat16 where the processor is faster at it, else float32
+auto        cuda    bfloat16                                                            bfloat16
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 
 import torch
 
+from engine.layers import probe
 from engine.layers.linear import LinearPolicy
 from engine.memory import EngineMemoryError, available_bytes
 from engine.models.spec import ModelSpec
@@ -21,7 +23,9 @@ logger = logging.getLogger(__name__)
 
 PRECISIONS = ("auto", "float32", "bfloat16")
 # Up to so many rows, reading packed weights beats oneDNN's dense products on a CPU (`bench/engine_step.py`).
-_PACKED_ROWS = 16
+_PACKED_ROWS = 32
+# Rounding prompts to bfloat16 has to pay: from so many times float32's speed on.
+_WORTHWHILE_GAIN = 1.3
 # Room that must stay beside the weights, as a share of them.
 _MARGIN = 1.1
 
@@ -38,21 +42,23 @@ def choose_policy(precision: str, device: torch.device, spec: ModelSpec, file_by
         raise ValueError(f"device {str(device)!r} is not supported: use cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError("device cuda: torch finds no CUDA device here")
-    dtype = torch.float32 if precision == "float32" else torch.bfloat16
-    if precision == "auto" and device.type == "cpu" and not _fast_bfloat16():
-        dtype = torch.float32
-    dense = int(spec.num_parameters * dtype.itemsize * _MARGIN)
+    on_cpu = device.type == "cpu"
+    dtype = torch.float32 if precision == "float32" or (precision == "auto" and on_cpu) else torch.bfloat16
+    dense_dtype = dtype
+    if precision == "auto" and on_cpu and probe.bfloat16_gain() >= _WORTHWHILE_GAIN:
+        dense_dtype = torch.bfloat16
+    dense = int(spec.num_parameters * dense_dtype.itemsize * _MARGIN)
     packed = int(file_bytes * _MARGIN)
     free = free_bytes(device)
-    if precision != "auto" or device.type == "cuda":
+    if precision != "auto" or not on_cpu:
         if dense > free:
             raise EngineMemoryError(
-                f"the weights need {dense:,} bytes as {str(dtype).removeprefix('torch.')}, {free:,} are free: "
+                f"the weights need {dense:,} bytes as {str(dense_dtype).removeprefix('torch.')}, {free:,} are free: "
                 "use a smaller model, or precision auto on a CPU"
             )
         return LinearPolicy(device, dtype, packed_rows=0)
     if dense + packed <= free:
-        return LinearPolicy(device, dtype, packed_rows=_PACKED_ROWS)
+        return LinearPolicy(device, dtype, packed_rows=_PACKED_ROWS, dense_dtype=dense_dtype)
     if packed <= free:
         logger.warning("too little memory for dense copies of the weights: prompts will be slower")
         return LinearPolicy(device, dtype, packed_rows=_PACKED_ROWS, dense=False)
@@ -65,8 +71,3 @@ def free_bytes(device: torch.device) -> int:
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
     return available_bytes()
-
-
-def _fast_bfloat16() -> bool:
-    """Whether this processor multiplies bfloat16 in hardware; emulated, float32 is faster."""
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())

@@ -26,6 +26,9 @@ import yaml
 
 from gateway.models.store import ModelStore
 
+# One thread that does not spin: with as many as there are cores, torch stands still while another process runs.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Without a GPU the kernel tests interpret Triton, with one they run on it. Triton reads the variable once, when it is
 # first imported, by whichever test comes first.
 if not Path("/dev/nvidiactl").exists():

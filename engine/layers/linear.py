@@ -34,14 +34,16 @@ class Linear(Protocol):
 class LinearPolicy:
     """Which implementations to build.
 
-    `packed_rows`: at most this many rows go through four- or eight-bit weights, where the file has them (0: never).
-    `dense`: keep a copy in `dtype` for more rows; without it the packed weights serve every row count.
+    `dtype`: of the activations. `packed_rows`: at most this many rows go through four- or eight-bit weights, where the
+    file has them (0: never). `dense`: keep a copy for more rows, in `dense_dtype` (None: `dtype`); without it the
+    packed weights serve every row count.
     """
 
     device: torch.device
     dtype: torch.dtype
     packed_rows: int
     dense: bool = True
+    dense_dtype: torch.dtype | None = None
 
 
 class DenseLinear:
@@ -69,6 +71,18 @@ class PrepackedLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._linear(x, self._packed, self._bias, "none", [], "")
+
+
+class CastLinear:
+    """`inner` computes in another dtype than the activations have: x is converted before, the result after."""
+
+    def __init__(self, inner: Linear, dtype: torch.dtype) -> None:
+        self.in_features, self.out_features = inner.in_features, inner.out_features
+        self.num_bytes = inner.num_bytes
+        self._inner, self._dtype = inner, dtype
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._inner(x.to(self._dtype)).to(x.dtype)
 
 
 class Int4PackLinear:
@@ -117,7 +131,7 @@ def build_linear(
     packed = _packed_linear(parts, policy, bias_tensor, out_dtype) if policy.packed_rows else None
     if packed is not None and not policy.dense:
         return packed
-    dense = _dense_linear(decode(parts, policy.dtype), policy, bias_tensor)
+    dense = _dense_linear(parts, policy, bias_tensor)
     return dense if packed is None else SplitLinear(packed, dense, policy.packed_rows)
 
 
@@ -126,10 +140,16 @@ def decode(parts: list[BlockTensor], dtype: torch.dtype) -> torch.Tensor:
     return torch.cat([torch.from_numpy(part.dequantize()).to(dtype) for part in parts])
 
 
-def _dense_linear(weight: torch.Tensor, policy: LinearPolicy, bias: torch.Tensor | None) -> Linear:
-    if policy.device.type == "cpu" and probe.prepacked_works(policy.dtype):
-        return PrepackedLinear(weight, bias)
-    return DenseLinear(weight.to(policy.device), bias)
+def _dense_linear(parts: list[BlockTensor], policy: LinearPolicy, bias: torch.Tensor | None) -> Linear:
+    dtype = policy.dense_dtype or policy.dtype
+    weight = decode(parts, dtype)
+    bias = None if bias is None else bias.to(dtype)
+    dense: Linear
+    if policy.device.type == "cpu" and probe.prepacked_works(dtype):
+        dense = PrepackedLinear(weight, bias)
+    else:
+        dense = DenseLinear(weight.to(policy.device), bias)
+    return dense if dtype == policy.dtype else CastLinear(dense, dtype)
 
 
 def _packed_linear(
