@@ -5,6 +5,7 @@ The weights come through the real puller into `var/models` of the checkout, once
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import json
 import os
@@ -177,7 +178,9 @@ def start_stack(folder: Path, weights: Path, *, settings: Mapping[str, Any] | No
     output = folder / "up.jsonl"
     with output.open("wb") as file:
         command = [sys.executable, "-m", "gateway.cli", "up", "--json", "--config", str(config)]
-        process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=file, stderr=file, start_new_session=True, preexec_fn=_end_with_this_process
+        )
     deadline = time.monotonic() + 300
     while b'"event": "up"' not in output.read_bytes():
         if process.poll() is not None or time.monotonic() > deadline:
@@ -194,6 +197,12 @@ def start_stack(folder: Path, weights: Path, *, settings: Mapping[str, Any] | No
         engine_url=f"http://127.0.0.1:{engine_port}",
         process=process,
     )
+
+
+def _end_with_this_process() -> None:
+    """In the child: end when the test process does, even if that crashes (prctl PR_SET_PDEATHSIG)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 @pytest.fixture(scope="session")

@@ -163,6 +163,8 @@ def _packed_linear(
     if linear is not None:
         return linear
     weight = to_int4(stacked)
-    if weight is None or weight.shape[0] % 16 or not probe.int4pack_works(policy.dtype):
+    # torch's four-bit product is fast on bfloat16 activations only; on float32 it takes a hundred times as long.
+    if weight is None or weight.shape[0] % 16 or not probe.int4pack_works(torch.bfloat16):
         return None
-    return Int4PackLinear(weight, policy.dtype, bias)
+    int4 = Int4PackLinear(weight, torch.bfloat16, None if bias is None else bias.to(torch.bfloat16))
+    return int4 if policy.dtype == torch.bfloat16 else CastLinear(int4, torch.bfloat16)
