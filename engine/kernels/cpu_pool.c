@@ -7,7 +7,8 @@
  *
  * One 64-bit word holds the loop's number, its count of pieces and the next piece to claim. A claim is a compare-and-swap
  * of that word, so it cannot succeed for a loop that is over; and a loop with a claimed piece cannot be over, so what
- * describes it may be read without a lock. One caller at a time.
+ * describes it may be read without a lock. The pool serves one loop at a time: a thread that comes with another meanwhile
+ * runs its own alone.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -29,12 +30,13 @@ static struct {
     tl_task task;
     const void *context;
     long count;
+    atomic_flag busy; /* a caller has the fields above */
     _Alignas(64) atomic_int threads; /* that may work, the caller included */
     atomic_int sleepers;
-    int started; /* helpers that exist */
+    int started; /* helpers that exist; the mutex guards it */
     pthread_mutex_t mutex;
     pthread_cond_t wake;
-} pool = {.threads = 1, .mutex = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
+} pool = {.busy = ATOMIC_FLAG_INIT, .threads = 1, .mutex = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
 
 static inline void relax(void) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -86,6 +88,7 @@ static void *helper(void *argument) {
 int tl_set_threads(int threads) {
     if (threads < 1) threads = 1;
     if (threads > MAX_THREADS) threads = MAX_THREADS;
+    pthread_mutex_lock(&pool.mutex);
     while (pool.started < threads - 1) {
         pthread_t thread;
         if (pthread_create(&thread, 0, helper, (void *)(intptr_t)(pool.started + 1))) break;
@@ -94,6 +97,7 @@ int tl_set_threads(int threads) {
     }
     if (threads > pool.started + 1) threads = pool.started + 1;
     atomic_store(&pool.threads, threads);
+    pthread_mutex_unlock(&pool.mutex);
     return threads;
 }
 
@@ -101,7 +105,7 @@ void tl_parallel(long count, long min_piece, tl_task task, const void *context) 
     long pieces = (long)atomic_load(&pool.threads) * PIECES_PER_THREAD;
     if (pieces == PIECES_PER_THREAD) pieces = 1;
     if (pieces > count / min_piece) pieces = count / min_piece;
-    if (pieces <= 1) {
+    if (pieces <= 1 || atomic_flag_test_and_set(&pool.busy)) {
         if (count > 0) task(context, 0, count);
         return;
     }
@@ -124,4 +128,5 @@ void tl_parallel(long count, long min_piece, tl_task task, const void *context) 
         else
             sched_yield();
     }
+    atomic_flag_clear(&pool.busy);
 }

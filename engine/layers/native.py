@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 _SOURCE_DIR = Path(__file__).parent.parent / "kernels"
 _SOURCES = ("cpu_attention.c", "cpu_block.c", "cpu_linear.c", "cpu_pool.c")
 _HEADERS = ("cpu_common.h", "cpu_pool.h")
+# Read with this module, not when the compiler runs: Python and C must agree on every argument, and a process may have
+# run for long, its package replaced under it, before it builds. Also, what is hashed must be what is compiled.
+_CODE = {name: (_SOURCE_DIR / name).read_bytes() for name in (*_SOURCES, *_HEADERS) if (_SOURCE_DIR / name).is_file()}
 _FLAGS = (
     "-O2",
     "-ftree-vectorize",
@@ -88,6 +91,9 @@ def set_threads(count: int) -> None:
 
 def build(extra_flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     """Compile (unless cached) and load. Raises NativeBuildError."""
+    missing = sorted({*_SOURCES, *_HEADERS} - _CODE.keys())
+    if missing:
+        raise NativeBuildError(f"{', '.join(missing)} not found in {_SOURCE_DIR}: the installation is incomplete")
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None:
         raise NativeBuildError("no C compiler found (install gcc or clang)")
@@ -115,8 +121,8 @@ def cache_dir() -> Path:
 
 def _fingerprint(compiler: str, flags: tuple[str, ...]) -> str:
     digest = hashlib.sha256()
-    for name in (*_SOURCES, *_HEADERS):
-        digest.update((_SOURCE_DIR / name).read_bytes())
+    for code in _CODE.values():
+        digest.update(code)
     for text in (compiler, _run([compiler, "--version"]), *flags, platform.machine(), _processor_features()):
         digest.update(text.encode() + b"\0")
     return digest.hexdigest()[:24]
@@ -134,9 +140,11 @@ def _processor_features() -> str:
 def _compile(compiler: str, flags: tuple[str, ...], target: Path) -> None:
     logger.info("compiling the CPU kernels, once for this machine")
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        for name, code in _CODE.items():
+            (Path(scratch) / name).write_bytes(code)
         objects = [Path(scratch) / f"{name}.o" for name in _SOURCES]
         commands = [
-            [compiler, *flags, "-c", str(_SOURCE_DIR / name), "-o", str(out)]
+            [compiler, *flags, "-c", str(Path(scratch) / name), "-o", str(out)]
             for name, out in zip(_SOURCES, objects, strict=True)
         ]
         with ThreadPoolExecutor(len(commands)) as pool:

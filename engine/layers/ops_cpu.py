@@ -13,7 +13,11 @@ _LANES = 16
 
 
 class NativeOps(TorchOps):
-    """`BlockOps` on a CPU, for bfloat16 and float32. Row lengths that are no multiple of 16 take torch's way."""
+    """`BlockOps` on a CPU, for bfloat16 and float32. Norm weights are float32, as `Decoder` keeps them.
+
+    What the kernels do not serve takes torch's way: row lengths that are no multiple of 16, and tensors to be changed
+    in place whose rows or heads do not lie side by side.
+    """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._norm, self._rotate, self._silu_mul = library.tl_rms_norm, library.tl_rotary, library.tl_silu_mul
@@ -31,8 +35,9 @@ class NativeOps(TorchOps):
 
     def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         width = x.shape[-1]
-        if width % _LANES or residual.dtype != torch.float32:
+        if width % _LANES or residual.dtype != torch.float32 or not residual.is_contiguous():
             return super().add_rms_norm(x, residual, weight, eps)
+        x = x.contiguous()
         out = torch.empty_like(x)
         kind = native.ELEMENT_TYPES[x.dtype]
         self._norm(x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), x.shape[0], width, eps, kind)
@@ -42,7 +47,7 @@ class NativeOps(TorchOps):
         self, q: torch.Tensor, k: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         rotary_dim = cos_sin.shape[1]
-        if rotary_dim % (2 * _LANES):
+        if rotary_dim % (2 * _LANES) or any(part.stride(1) != part.shape[2] for part in (q, k)):
             return super().rotary(q, k, cos_sin, positions)
         for part in (q, k):
             tokens, heads, head_dim = part.shape
@@ -63,6 +68,7 @@ class NativeOps(TorchOps):
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         if width % _LANES:
             return super().silu_mul(gate_up)
+        gate_up = gate_up.contiguous()
         out = torch.empty((rows, width), dtype=gate_up.dtype)
         self._silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, width, native.ELEMENT_TYPES[gate_up.dtype])
         return out

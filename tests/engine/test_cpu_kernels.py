@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import logging
 import math
+import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +83,26 @@ def test_small_operations(library: ctypes.CDLL, dtype: torch.dtype, rows: int) -
 
 
 @DTYPES
+def test_rows_that_lie_apart(library: ctypes.CDLL, dtype: torch.dtype) -> None:
+    """Every operation on views into wider tensors: the kernels count on rows, and heads, side by side."""
+    ours, plain, w = NativeOps(library), TorchOps(), randn(64, seed=1)
+    x = randn(5, 96, dtype=dtype)[:, 16:80]
+    for width in (64, 96):  # the residual's rows side by side, and apart
+        residuals = [randn(5, width, seed=2) for _ in range(2)]
+        first, second = (residual[:, :64] for residual in residuals)
+        close(ours.add_rms_norm(x, first, w, 1e-5), plain.add_rms_norm(x, second, w, 1e-5))
+        assert torch.equal(*residuals)
+    close(ours.silu_mul(x), plain.silu_mul(x))
+    table, positions = randn(9, 64, seed=3), torch.tensor([8, 0, 3])
+    results = []
+    for ops in (ours, plain):
+        heads = randn(3, 2, 96, dtype=dtype, seed=4)
+        ops.rotary(heads[..., :64], heads[:, :1, :64], table, positions)
+        results.append(heads)
+    close(results[0], results[1])
+
+
+@DTYPES
 @pytest.mark.parametrize("rotary_dim", [64, 32, 16])
 def test_rotary(library: ctypes.CDLL, dtype: torch.dtype, rotary_dim: int) -> None:
     tokens = 7
@@ -92,7 +115,7 @@ def test_rotary(library: ctypes.CDLL, dtype: torch.dtype, rotary_dim: int) -> No
         q, k = qkv[:, : 3 * 64].view(tokens, 3, 64), qkv[:, 3 * 64 : 5 * 64].view(tokens, 2, 64)
         ops.rotary(q, k, table, positions)
         results.append(qkv)
-    close(*results)
+    close(results[0], results[1])
     assert torch.equal(results[0][:, 5 * 64 :], randn(tokens, 6 * 64, dtype=dtype)[:, 5 * 64 :])
 
 
@@ -249,6 +272,25 @@ def test_threads_share_the_work_without_changing_it(library: ctypes.CDLL) -> Non
         library.tl_set_threads(torch.get_num_threads())
 
 
+def test_threads_that_call_at_once_get_their_own_results(library: ctypes.CDLL) -> None:
+    """The pool serves one loop at a time; whoever comes meanwhile does its own alone."""
+    ops, w, callers = NativeOps(library), randn(96, seed=1), 4
+    inputs = [randn(700 + n, 96, seed=n) for n in range(callers)]
+    want = [ops.rms_norm(x, w, 1e-5) for x in inputs]
+    together = threading.Barrier(callers)
+
+    def call(index: int) -> int:
+        together.wait()
+        return sum(torch.equal(ops.rms_norm(inputs[index], w, 1e-5), want[index]) for _ in range(500))
+
+    try:
+        library.tl_set_threads(3)
+        with ThreadPoolExecutor(callers) as threads:
+            assert list(threads.map(call, range(callers))) == [500] * callers
+    finally:
+        library.tl_set_threads(torch.get_num_threads())
+
+
 def test_every_linear_agrees_with_the_weights() -> None:
     tensor = weight(T.Q4_1, 64, 96)
     x, bias = randn(5, 96), randn(64, seed=1)
@@ -299,6 +341,29 @@ def test_the_library_is_built_once_and_kept_private(tmp_path: Path, monkeypatch:
     (tmp_path / "tierline" / "native").chmod(0o777)
     with pytest.raises(native.NativeBuildError, match="TIERLINE_CACHE_DIR"):
         native.build(("-O0",))
+
+
+def test_kernels_are_those_that_the_module_was_loaded_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package replaced under a running process: its Python must not meet kernels that take other arguments."""
+    monkeypatch.setenv("TIERLINE_CACHE_DIR", str(tmp_path / "cache"))
+    source = Path(native.__file__)
+    shutil.copytree(source.parent.parent / "kernels", tmp_path / "kernels")
+    (tmp_path / "layers").mkdir()
+    shutil.copy(source, tmp_path / "layers")
+    spec = importlib.util.spec_from_file_location("copied_native", tmp_path / "layers" / source.name)
+    assert spec is not None
+    assert spec.loader is not None
+    copied = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copied)
+    for file in (tmp_path / "kernels").glob("*.[ch]"):
+        file.write_text("#error another version")
+    x, w = randn(3, 64), randn(64, seed=1)
+    close(NativeOps(copied.build(("-O0",))).rms_norm(x, w, 1e-5), TorchOps().rms_norm(x, w, 1e-5))
+    shutil.rmtree(tmp_path / "kernels")
+    incomplete = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(incomplete)
+    with pytest.raises(incomplete.NativeBuildError, match="installation is incomplete"):
+        incomplete.build()
 
 
 def test_without_a_compiler_everything_still_works(
