@@ -10,8 +10,9 @@ import asyncio
 import fcntl
 import logging
 import os
+import sqlite3
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -78,14 +79,14 @@ class Database:
                 event.listen(engine.sync_engine, "connect", _configure_sqlite)
                 event.listen(engine.sync_engine, "begin", _begin_sqlite)
                 if parsed.database and parsed.database != ":memory:":
-                    _create_private(Path(parsed.database))
+                    await asyncio.to_thread(_prepare_file, Path(parsed.database))
             else:
                 engine = create_async_engine(parsed, pool_pre_ping=True)
         except ModuleNotFoundError as error:
             raise DatabaseError(
                 f"{backend} needs the package {error.name}: pip install 'tierline[postgres]'"
             ) from error
-        except OSError as error:
+        except (OSError, sqlite3.Error) as error:
             raise DatabaseError(f"cannot use the database {parsed.render_as_string()}: {error}") from error
         database = cls(engine)
         try:
@@ -141,7 +142,7 @@ class Database:
         if self.dialect != "sqlite" or not path or path == ":memory:":
             yield
             return
-        descriptor = os.open(f"{path}.migrate", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = _lock_file(path)
         try:
             await asyncio.to_thread(fcntl.flock, descriptor, fcntl.LOCK_EX)
             yield
@@ -208,10 +209,27 @@ def _is_outage_state(error: DBAPIError) -> bool:
     return state[:2] in ("08", "53", "57", "58", "40", "55") or "Interface" in type(error).__name__
 
 
-def _create_private(path: Path) -> None:
-    """Make an empty database that only its owner can read; SQLite gives its other files the same mode."""
+def _prepare_file(path: Path) -> None:
+    """Make the file, if it is not there, such that only its owner can read it, and put it into WAL mode.
+
+    The file remembers the mode, and SQLite gives its other files the same permissions. Two connections that change the
+    mode of one file at once would not wait for each other: each has read the file by then, so SQLite, seeing a deadlock
+    in the making, tells the second at once that the database is locked. Hence one at a time, by the migrations' lock.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    descriptor = _lock_file(path)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with closing(sqlite3.connect(path, timeout=_BUSY_TIMEOUT_MS / 1000)) as connection:
+            connection.execute("PRAGMA journal_mode=WAL")
+    finally:
+        os.close(descriptor)
+
+
+def _lock_file(path: Path | str) -> int:
+    """A descriptor of the file beside a SQLite database whose lock means: nobody else changes its form."""
+    return os.open(f"{path}.migrate", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def _begin_sqlite(connection: Connection) -> None:
@@ -223,7 +241,7 @@ def _configure_sqlite(connection: Any, _record: Any) -> None:
     connection.isolation_level = None
     cursor = connection.cursor()
     # The journal forgets what the database has: so a commit must reach the disk, also in WAL mode.
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={_BUSY_TIMEOUT_MS}", "foreign_keys=ON"):
+    for pragma in ("synchronous=FULL", f"busy_timeout={_BUSY_TIMEOUT_MS}", "foreign_keys=ON"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import sqlite3
 import stat
@@ -80,6 +81,30 @@ async def test_databases_opened_at_once_migrate_once(database_url: str) -> None:
         assert await connection.scalar(select(func.count()).select_from(ledger)) == 4
     for one in opened:
         await one.close()
+
+
+async def test_opening_waits_for_whoever_sets_up_the_file(tmp_path: Path) -> None:
+    """Another process in the middle of the change to WAL: SQLite itself would not wait for it but refuse at once."""
+    path = tmp_path / "d.db"
+    other = sqlite3.connect(path, isolation_level=None)
+    with open(f"{path}.migrate", "w", encoding="utf-8") as lock:  # noqa: ASYNC230
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        other.execute("BEGIN IMMEDIATE")
+        opening = asyncio.create_task(Database.open(f"sqlite:///{path}"))
+        done, _ = await asyncio.wait({opening}, timeout=0.3)
+        assert not done, opening.exception()
+        other.execute("COMMIT")
+    database = await opening
+    async with database.read() as connection:
+        assert await connection.scalar(text("PRAGMA journal_mode")) == "wal"
+    await database.close()
+    # A copy restored from a backup has the schema, but the mode of the tool that wrote it.
+    assert other.execute("PRAGMA journal_mode=DELETE").fetchone() == ("delete",)
+    other.close()
+    database = await Database.open(f"sqlite:///{path}", migrate=False)
+    async with database.read() as connection:
+        assert await connection.scalar(text("PRAGMA journal_mode")) == "wal"
+    await database.close()
 
 
 def test_processes_that_start_at_once_migrate_once(tmp_path: Path) -> None:
