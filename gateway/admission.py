@@ -137,7 +137,14 @@ async def route(services: Services, life: Life) -> None:
     life.decision = decide(policy, life.facts)
     life.input_estimate = life.facts.prompt_tokens
     try:
-        selection = select(settings, life.decision, openai_chat.needs(request), life.input_estimate, principal)
+        selection = select(
+            settings,
+            life.decision,
+            openai_chat.needs(request),
+            life.input_estimate,
+            openai_chat.output_limit(request),
+            principal,
+        )
     except NoCandidate as error:
         raise BadRequest(str(error), code=error.code) from None
     life.candidates = selection.candidates

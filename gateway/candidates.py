@@ -27,12 +27,18 @@ class Selection:
 
 
 def select(
-    settings: Settings, decision: Decision, needs: frozenset[str], prompt_tokens: int, principal: Principal
+    settings: Settings,
+    decision: Decision,
+    needs: frozenset[str],
+    prompt_tokens: int,
+    max_tokens: int | None,
+    principal: Principal,
 ) -> Selection:
     """Models of the decided tier first, then those of its fallback tiers.
 
     Raises:
-        NoCandidate: `unsupported_parameter`, `context_length_exceeded` or `no_model`.
+        NoCandidate: `no_model`, `model_not_allowed`, `unsupported_parameter`, `max_tokens_too_large` or
+            `context_length_exceeded`.
     """
     names = [] if decision.model is None else [decision.model]
     tiers = [tier for tier in (decision.tier, *decision.fallback_tiers) if tier]
@@ -57,6 +63,13 @@ def select(
             f"'{names[0]}' does not support: {missing}. Leave it out, or use a model that does.",
             "unsupported_parameter",
         )
+    if max_tokens is not None:
+        able, refused = [name for name in able if max_tokens <= (_most(settings, name) or max_tokens)], able
+        if not able:
+            most = max(_most(settings, name) or 0 for name in refused)
+            raise NoCandidate(
+                f"At most {most} output tokens can be asked for here, not {max_tokens}.", "max_tokens_too_large"
+            )
     # The estimate is rough: only what is far too long is refused here, the backend knows the exact length.
     fitting = [name for name in able if prompt_tokens < 2 * settings.models[name].context_length]
     if not fitting:
@@ -68,6 +81,10 @@ def select(
     fitting.sort(key=lambda name: prompt_tokens >= settings.models[name].context_length)
     candidates = [_candidate(settings, name) for name in fitting]
     return Selection(candidates, _fallback(settings, decision, able, candidates[0]))
+
+
+def _most(settings: Settings, name: str) -> int | None:
+    return settings.models[name].max_output_tokens
 
 
 def _candidate(settings: Settings, name: str) -> Candidate:

@@ -24,15 +24,13 @@ async def dispatch(services: Services, life: Life, accounting: Accounting) -> Di
     Raises:
         GatewayError: what to tell the client when none did, or when one refused the request itself.
     """
-    principal = life.principal
-    assert principal is not None
     call = Call(
         payload=life.payload,
         path=PATH,
         stream=life.stream,
         request_id=life.request_id,
         deadline=life.deadline,
-        extra=lambda candidate: services.extra_fields(candidate, principal),
+        extra=lambda candidate: services.extra_fields(candidate, life),
     )
     try:
         return await services.dispatcher.open(call, life.candidates, accounting)

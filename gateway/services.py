@@ -21,8 +21,8 @@ from cache.flight import SingleFlight
 from gateway.access.counters_memory import MemoryLimiter
 from gateway.access.holds import OutputEstimator
 from gateway.access.keystore import KeyStore
-from gateway.access.principal import Principal
 from gateway.access.secret import load_secret
+from gateway.dialects.openai_chat import output_limit
 from gateway.ledger.database import Database
 from gateway.ledger.journal import Journal
 from gateway.ledger.prices import PriceBook
@@ -156,11 +156,19 @@ class Services:
             attempts=backend.attempts,
         )
 
-    def extra_fields(self, candidate: Candidate, principal: Principal) -> dict[str, Any]:
-        """Fields added to a request for a backend: the bundled engine keeps each team's prefix cache apart."""
-        if self.settings.backends[candidate.backend].engine is None:
-            return {}
-        return {"cache_salt": principal.team_id}
+    def extra_fields(self, candidate: Candidate, life: Life) -> dict[str, Any]:
+        """Fields added to a request for a candidate.
+
+        The bundled engine keeps each team's prefix cache apart. A model with an output limit gets it where the request
+        names none.
+        """
+        fields: dict[str, Any] = {}
+        if self.settings.backends[candidate.backend].engine is not None and life.principal is not None:
+            fields["cache_salt"] = life.principal.team_id
+        most = self.settings.models[candidate.model].max_output_tokens
+        if most is not None and life.request is not None and output_limit(life.request) is None:
+            fields["max_tokens"] = most
+        return fields
 
     def begin_span(self, life: Life) -> None:
         """Start the trace of a request, if traces go anywhere."""

@@ -68,6 +68,18 @@ async def test_unknown_fields_reach_the_backend(door: FrontDoor, upstream: MockU
     assert "authorization" not in upstream.records[-1].headers
 
 
+async def test_an_output_limit_is_filled_in_and_enforced(tmp_path: Path, upstream: MockUpstream) -> None:
+    models = {"mock": {"tier": "small", "backend": "up", "max_output_tokens": 50, "price": PRICE}}
+    async with front_door(tmp_path, configuration({"up": upstream}, models)) as door:
+        await door.chat()
+        assert json.loads(upstream.records[-1].body)["max_tokens"] == 50
+        await door.chat(max_completion_tokens=7)
+        assert "max_tokens" not in json.loads(upstream.records[-1].body)
+        response = await door.chat(max_tokens=51)
+        assert (response.status_code, response.json()["error"]["code"]) == (400, "max_tokens_too_large")
+        assert "50" in response.json()["error"]["message"]
+
+
 async def test_a_stream_is_relayed_and_priced(door: FrontDoor) -> None:
     response = await door.chat("auto", stream=True, stream_options={"include_usage": True})
     assert response.headers["content-type"].startswith("text/event-stream")
