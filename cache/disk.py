@@ -63,6 +63,8 @@ class Disk:
         try:
             self._database = self._open()
         except sqlite3.DatabaseError as error:
+            if error.sqlite_errorcode in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                raise OSError(f"{self._path} is in use by another program: {error}") from error
             aside = self._path.with_name(f"answers.damaged-{time.time_ns()}.db")
             _log.warning("the cache file %s is damaged (%s): moved to %s, starting empty", self._path, error, aside)
             self._path.rename(aside)

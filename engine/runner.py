@@ -16,8 +16,8 @@ import torch
 
 from engine.kernels.jit_monitor import monitor as jit_monitor
 from engine.layers import native
-from engine.layers.attention import AttentionBackend, AttentionConfig, StepGeometry, build_attention
-from engine.layers.ops import build_ops
+from engine.layers.attention import AttentionBackend, AttentionConfig, StepGeometry
+from engine.layers.device import build_attention, build_ops
 from engine.loader.families import GgufTensors
 from engine.loader.gguf import GgufFile
 from engine.loader.info import read_tokenizer

@@ -100,19 +100,3 @@ class AttentionBackend(Protocol):
         Returns `[tokens, heads, head_dim]`, contiguous, valid until the next `forward`.
         """
         ...
-
-
-def build_attention(config: AttentionConfig) -> AttentionBackend:
-    """The implementation for `config.device`: Triton on CUDA, torch with an optional C kernel on a CPU.
-
-    Raises ValueError for any other device.
-    """
-    if config.device.type == "cuda":
-        from engine.layers.attention_triton import TritonAttention
-
-        return TritonAttention(config)
-    if config.device.type == "cpu":
-        from engine.layers.attention_cpu import CpuAttention
-
-        return CpuAttention(config)
-    raise ValueError(f"no attention for device {config.device}: use cuda or cpu")

@@ -40,21 +40,3 @@ class BlockOps(Protocol):
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """`silu(gate) * up`. gate_up: `[tokens, 2 * intermediate]`, gate first. Returns `[tokens, intermediate]`."""
         ...
-
-
-def build_ops(device: torch.device) -> BlockOps:
-    """The implementation for `device`."""
-    from engine.layers.ops_torch import TorchOps
-
-    if device.type == "cuda":
-        from engine.layers.ops_triton import TritonOps
-
-        return TritonOps()
-    if device.type == "cpu":
-        from engine.layers import native
-        from engine.layers.ops_cpu import NativeOps
-
-        library = native.library()
-        if library is not None:
-            return NativeOps(library)
-    return TorchOps()

@@ -20,6 +20,7 @@ from gguf.quants import quantize
 from engine.layers import native
 from engine.layers.attention import AttentionConfig
 from engine.layers.attention_cpu import CpuAttention
+from engine.layers.device import build_ops
 from engine.layers.linear import (
     DenseLinear,
     Int4PackLinear,
@@ -30,7 +31,6 @@ from engine.layers.linear import (
     decode,
 )
 from engine.layers.linear_native import NativePackedLinear
-from engine.layers.ops import build_ops
 from engine.layers.ops_cpu import NativeOps
 from engine.layers.ops_torch import TorchOps
 from engine.quant.blocks import BlockTensor
