@@ -68,8 +68,8 @@ async def chat_completions(services: Services, exchange: Exchange) -> None:
         await fail(life, GatewayError("The gateway failed on this request; its id helps to find out why."))
     finally:
         exchange.unwatch()
-        await finish(services, life, accounting)
         services.metrics.in_flight.dec()
+        await finish(services, life, accounting)
 
 
 async def fail(life: Life, error: GatewayError) -> None:
