@@ -3,9 +3,11 @@
 precision   device  weights                                                             activations, KV cache
 float32     any     decoded to float32: exact, reproduces transformers' greedy tokens   float32
 bfloat16    any     decoded to bfloat16                                                 bfloat16
-auto        cpu     packed (four and eight bits, where the file has them) for few rows; float32
-                    for many rows bfloat16 where the processor is faster at it, else float32
+auto        cpu     packed (four and eight bits) where the file has them; else decoded  float32
 auto        cuda    bfloat16                                                            bfloat16
+
+On a CPU without compiled kernels packed weights serve few rows only, and a decoded copy the others. What is decoded
+there is bfloat16 where the processor is faster at it, else float32.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import logging
 
 import torch
 
-from engine.layers import probe
+from engine.layers import linear_native, probe
 from engine.layers.linear import LinearPolicy
 from engine.memory import EngineMemoryError, available_bytes
 from engine.models.spec import ModelSpec
@@ -22,7 +24,8 @@ from engine.models.spec import ModelSpec
 logger = logging.getLogger(__name__)
 
 PRECISIONS = ("auto", "float32", "bfloat16")
-# Up to so many rows, reading packed weights beats oneDNN's dense products on a CPU (`bench/engine_step.py`).
+# Up to so many rows, torch's packed products beat oneDNN's dense ones on a CPU (`bench/engine_step.py`); the compiled
+# ones do at any number.
 _PACKED_ROWS = 32
 # Rounding prompts to bfloat16 has to pay: from so many times float32's speed on.
 _WORTHWHILE_GAIN = 1.3
@@ -34,7 +37,8 @@ def choose_policy(precision: str, device: torch.device, spec: ModelSpec, file_by
     """How to hold the weights of a model of `spec` whose file has `file_bytes`.
 
     Raises ValueError for an unknown precision or a device that is not there, EngineMemoryError when the weights do not
-    fit. Where packed and dense copies together do not fit, `auto` keeps the packed ones alone.
+    fit. Where packed and dense copies together do not fit, or compiled kernels need none, `auto` keeps the packed ones
+    alone.
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision {precision!r} is none of {', '.join(PRECISIONS)}")
@@ -57,6 +61,8 @@ def choose_policy(precision: str, device: torch.device, spec: ModelSpec, file_by
                 "use a smaller model, or precision auto on a CPU"
             )
         return LinearPolicy(device, dtype, packed_rows=0)
+    if packed <= free and linear_native.works():
+        return LinearPolicy(device, dtype, packed_rows=_PACKED_ROWS, dense=False, dense_dtype=dense_dtype)
     if dense + packed <= free:
         return LinearPolicy(device, dtype, packed_rows=_PACKED_ROWS, dense_dtype=dense_dtype)
     if packed <= free:

@@ -1,14 +1,16 @@
-/* y = x W^T with four- or eight-bit weights, for few rows of x.
+/* y = x W^T with four- or eight-bit weights, for any number of rows of x.
  *
- * Weights: w = scale * u + minimum, u unsigned, one scale and minimum per block of 32 columns. Layout, four rows of W
- * (a quad) side by side so that one 64-byte vector serves four outputs:
- *   four bits:  [quads][blocks][4 rows][16 bytes], byte i = column i low, column i + 16 high
- *   eight bits: [quads][blocks][2 halves][4 rows][16 bytes]
- *   scales:     [quads][blocks][8] float16: four scales, four minima
+ * Weights: w = scale * u + minimum, u unsigned, one scale and minimum per block of 32 columns. Layout, in tiles of 16 rows
+ * of W so that the lanes of a vector are outputs and no sum across lanes is needed; a vector of 64 bytes holds four columns
+ * of each row, [16 rows][4 columns]:
+ *   four bits:  [tiles][blocks][4 vectors], vector j has columns 4j..4j+3 low, 4j+16..4j+19 high
+ *   eight bits: [tiles][blocks][8 vectors], vector j has columns 4j..4j+3
+ *   scales:     [tiles][blocks][32] float16: 16 scales, 16 minima
  *
  * x is quantised per block of 32 to 16-bit integers, x = step * (256 h + l) with h and l signed bytes: finer than the
- * bfloat16 it usually comes from, and 32-bit sums of byte products are exact. Then, per block,
- *   y += scale * step * (256 sum(u h) + sum(u l)) + minimum * sum(x).
+ * bfloat16 it may come from, and 32-bit sums of byte products are exact. Then, per block,
+ *   y += scale * step * (256 sum(u h) + sum(u l)) + minimum * sum(x),
+ * block after block, whatever the number of rows: a row's result does not depend on the others.
  */
 #include "cpu_common.h"
 #include "cpu_pool.h"
@@ -21,186 +23,229 @@
 #endif
 
 #define BLOCK 32
-#define MAX_TILE 8
+/* Rows of x that share a block of unpacked weights: as many as the vector registers hold sums for. */
+#ifndef GROUP
+#define GROUP (USE_VNNI ? 8 : 4)
+#endif
+/* Weights that stay in the second-level cache while all rows of x pass over them. */
+#define CACHED_BYTES (128 << 10)
+#define UNROLL _Pragma("GCC unroll 16")
 
-/* One block of x: the bytes h and l of 32 values, and what turns sums of products back into floats. */
+/* One block of a row of x, and what turns sums of products back into floats. */
 typedef struct {
+#if USE_VNNI
     int8_t high[BLOCK], low[BLOCK];
-    float step, quarter_sum; /* a quarter of the block's sum: each of an output's four lanes adds one */
+#else
+    float values[BLOCK]; /* integers */
+#endif
+    float step, sum;
 } x_block;
+
+#if USE_VNNI
+INLINE uint32_t largest_lane(u32x16 v) { return _mm512_reduce_max_epu32((__m512i)v); }
+INLINE int32_t add_lanes(i32x16 v) { return _mm512_reduce_add_epi32((__m512i)v); }
+#else
+INLINE uint32_t largest_lane(u32x16 v) {
+    uint32_t largest = 0;
+    for (int i = 0; i < LANES; i++) largest = v[i] > largest ? v[i] : largest;
+    return largest;
+}
+INLINE int32_t add_lanes(i32x16 v) {
+    int32_t sum = 0;
+    for (int i = 0; i < LANES; i++) sum += v[i];
+    return sum;
+}
+#endif
 
 INLINE void quantise(const void *x, long at, x_block *out, int type) {
     f32x16 values[2] = {load(x, at, type), load(x, at + LANES, type)};
-    float largest = 0, magnitudes[LANES];
-    i32x16 sum = {0};
-    f32x16 bounds = max_lanes(magnitude(values[0]), magnitude(values[1]));
-    memcpy(magnitudes, &bounds, sizeof magnitudes);
-    for (int i = 0; i < LANES; i++) largest = magnitudes[i] > largest || magnitudes[i] != magnitudes[i] ? magnitudes[i] : largest;
-    if (!(largest <= 3.4028235e38f)) { /* integers cannot carry infinity or NaN: let the block's step do so */
-        memset(out->high, 1, BLOCK);
-        memset(out->low, 0, BLOCK);
-        out->step = out->quarter_sum = NAN;
+    u32x16 bits[2];
+    memcpy(bits, values, sizeof bits);
+    bits[0] &= 0x7fffffff; /* magnitudes order as integers do, infinity and then NaN last */
+    bits[1] &= 0x7fffffff;
+    u32x16 take = (u32x16)(bits[0] > bits[1]);
+    uint32_t largest_bits = largest_lane((take & bits[0]) | (~take & bits[1]));
+    float largest;
+    memcpy(&largest, &largest_bits, sizeof largest);
+    if (largest_bits >= 0x7f800000) { /* integers cannot carry infinity or NaN: let the block's step do so */
+        memset(out, 0, sizeof *out);
+        out->step = out->sum = NAN;
         return;
     }
     float step = largest / 32512.0f, inverse = largest > 1e-30f ? 1.0f / step : 0.0f;
+    i32x16 sum = {0};
     for (int half = 0; half < 2; half++) {
-        i32x16 value = to_nearest(values[half] * inverse), high = (value + 128) >> 8;
+        i32x16 value = to_nearest(values[half] * inverse);
+#if USE_VNNI
+        i32x16 high = (value + 128) >> 8;
         i8x16 high8 = __builtin_convertvector(high, i8x16), low8 = __builtin_convertvector(value - high * 256, i8x16);
         memcpy(out->high + LANES * half, &high8, sizeof high8);
         memcpy(out->low + LANES * half, &low8, sizeof low8);
+#else
+        store(out->values, LANES * half, __builtin_convertvector(value, f32x16), F32);
+#endif
         sum += value;
     }
-    int total = 0; /* of the rounded values: y is then exactly w times them */
-    for (int i = 0; i < LANES; i++) total += sum[i];
     out->step = step;
-    out->quarter_sum = (float)total * step * 0.25f;
+    out->sum = (float)add_lanes(sum) * step; /* of the rounded values: y is then exactly w times them */
 }
 
+/* The sums of 16 outputs for `rows` rows of x, whose blocks lie side by side: [blocks][rows]. */
 #if USE_VNNI
-typedef __m512 quad_sum;
+INLINE __m512i four_columns(const int8_t *x) {
+    int32_t bytes;
+    memcpy(&bytes, x, sizeof bytes);
+    return _mm512_set1_epi32(bytes);
+}
 
-/* Sums of u times one half (16 columns) of x, added to the high and low sums. */
-#define DOT_HALF(u, half)                                                                                              \
-    do {                                                                                                               \
-        __m512i h = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(xb->high + 16 * (half))));               \
-        __m512i l = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(xb->low + 16 * (half))));                \
-        high = _mm512_dpbusd_epi32(high, u, h);                                                                        \
-        low = _mm512_dpbusd_epi32(low, u, l);                                                                          \
-    } while (0)
-
-INLINE void quad_rows(const uint8_t *w, const uint16_t *scales, const x_block *x, long blocks, int rows, int bits,
-                      float sums[MAX_TILE][4]) {
+INLINE void tile_sums(const uint8_t *w, const uint16_t *scales, const x_block *x, long blocks, int rows, int bits,
+                      f32x16 *sums) {
     const __m512i nibble = _mm512_set1_epi8(15);
-    const __m512i first4 = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
-    const __m512i last4 = _mm512_add_epi32(first4, _mm512_set1_epi32(4));
-    __m512 acc[MAX_TILE], acc_min[MAX_TILE];
-    for (int m = 0; m < rows; m++) acc[m] = acc_min[m] = _mm512_setzero_ps();
-    for (long b = 0; b < blocks; b++) {
-        __m512i first, second;
-        if (bits == 4) {
-            __m512i packed = _mm512_loadu_si512(w + b * 64);
-            first = _mm512_and_si512(packed, nibble);
-            second = _mm512_and_si512(_mm512_srli_epi16(packed, 4), nibble);
-        } else {
-            first = _mm512_loadu_si512(w + b * 128);
-            second = _mm512_loadu_si512(w + b * 128 + 64);
+    __m512 acc[GROUP];
+    UNROLL for (int m = 0; m < rows; m++) acc[m] = _mm512_setzero_ps();
+    for (long b = 0; b < blocks; b++, w += 64 * bits, scales += 32, x += rows) {
+        __m512i u[8];
+        UNROLL for (int j = 0; j < 4; j++) {
+            u[j] = _mm512_loadu_si512(w + 64 * j);
+            if (bits == 4) {
+                u[j + 4] = _mm512_and_si512(_mm512_srli_epi16(u[j], 4), nibble);
+                u[j] = _mm512_and_si512(u[j], nibble);
+            } else {
+                u[j + 4] = _mm512_loadu_si512(w + 64 * (j + 4));
+            }
         }
-        __m512 both = _mm512_castps256_ps512(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(scales + b * 8))));
-        __m512 scale = _mm512_permutexvar_ps(first4, both), minimum = _mm512_permutexvar_ps(last4, both);
-        for (int m = 0; m < rows; m++) {
-            const x_block *xb = x + m * blocks + b;
+        __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)scales));
+        __m512 minimum = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(scales + 16)));
+        UNROLL for (int m = 0; m < rows; m++) {
             __m512i high = _mm512_setzero_si512(), low = _mm512_setzero_si512();
-            DOT_HALF(first, 0);
-            DOT_HALF(second, 1);
+            UNROLL for (int j = 0; j < 8; j++) {
+                high = _mm512_dpbusd_epi32(high, u[j], four_columns(x[m].high + 4 * j));
+                low = _mm512_dpbusd_epi32(low, u[j], four_columns(x[m].low + 4 * j));
+            }
             __m512 dot = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low));
-            acc[m] = _mm512_fmadd_ps(dot, _mm512_mul_ps(scale, _mm512_set1_ps(xb->step)), acc[m]);
-            acc_min[m] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(xb->quarter_sum), acc_min[m]);
+            acc[m] = _mm512_fmadd_ps(dot, _mm512_mul_ps(scale, _mm512_set1_ps(x[m].step)), acc[m]);
+            acc[m] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(x[m].sum), acc[m]);
         }
     }
-    for (int m = 0; m < rows; m++) {
-        float lanes[16];
-        _mm512_storeu_ps(lanes, _mm512_add_ps(acc[m], acc_min[m]));
-        for (int r = 0; r < 4; r++)
-            sums[m][r] = (lanes[4 * r] + lanes[4 * r + 1]) + (lanes[4 * r + 2] + lanes[4 * r + 3]);
-    }
+    UNROLL for (int m = 0; m < rows; m++) _mm512_storeu_ps((float *)(sums + m), acc[m]);
 }
 #else
-INLINE float half_to_float(uint16_t h) {
-    uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, fraction = h & 1023, bits;
-    float out;
-    if (exponent == 0) {
-        out = ldexpf((float)fraction, -24);
-        return sign ? -out : out;
-    }
-    bits = sign | (exponent == 31 ? 0x7f800000 : (exponent + 112) << 23) | fraction << 13;
-    memcpy(&out, &bits, sizeof out);
-    return out;
+/* float16 to float32: the exponent is moved by a product, which is exact for subnormals too. */
+INLINE f32x16 from_halves(const uint16_t *halves) {
+    u16x16 h;
+    memcpy(&h, halves, sizeof h);
+    u32x16 wide = __builtin_convertvector(h, u32x16), bits = (wide & 0x7fff) << 13;
+    f32x16 value;
+    memcpy(&value, &bits, sizeof value);
+    value *= 0x1p112f;
+    memcpy(&bits, &value, sizeof bits);
+    u32x16 special = (u32x16)((wide & 0x7c00) == 0x7c00); /* infinity and NaN keep the largest exponent */
+    bits |= (special & 0x7f800000) | (wide & 0x8000) << 16;
+    memcpy(&value, &bits, sizeof value);
+    return value;
 }
 
-/* The same sums without the byte-product instruction, in loops that compilers vectorise. */
-INLINE void quad_rows(const uint8_t *w, const uint16_t *scales, const x_block *x, long blocks, int rows, int bits,
-                      float sums[MAX_TILE][4]) {
-    for (int m = 0; m < rows; m++)
-        for (int r = 0; r < 4; r++) sums[m][r] = 0;
-    for (long b = 0; b < blocks; b++) {
-        for (int r = 0; r < 4; r++) {
-            int16_t u[BLOCK];
-            for (int i = 0; i < 16; i++) {
-                if (bits == 4) {
-                    uint8_t packed = w[b * 64 + r * 16 + i];
-                    u[i] = packed & 15;
-                    u[i + 16] = packed >> 4;
-                } else {
-                    u[i] = w[b * 128 + r * 16 + i];
-                    u[i + 16] = w[b * 128 + 64 + r * 16 + i];
-                }
-            }
-            float scale = half_to_float(scales[b * 8 + r]), minimum = half_to_float(scales[b * 8 + 4 + r]);
-            for (int m = 0; m < rows; m++) {
-                const x_block *xb = x + m * blocks + b;
-                int32_t high = 0, low = 0;
-                for (int i = 0; i < BLOCK; i++) high += u[i] * (int16_t)xb->high[i];
-                for (int i = 0; i < BLOCK; i++) low += u[i] * (int16_t)xb->low[i];
-                sums[m][r] += (float)(high * 256 + low) * (scale * xb->step) + minimum * (4 * xb->quarter_sum);
+/* The same sums without the byte-product instruction, on floats that hold integers: exact up to 2^24, which four-bit
+ * weights stay below; eight-bit ones round as any float32 sum does. */
+INLINE void tile_sums(const uint8_t *w, const uint16_t *scales, const x_block *x, long blocks, int rows, int bits,
+                      f32x16 *sums) {
+    for (int m = 0; m < rows; m++) sums[m] = (f32x16){0};
+    for (long b = 0; b < blocks; b++, w += 64 * bits, scales += 32, x += rows) {
+        f32x16 u[BLOCK], dots[GROUP];
+        for (int j = 0; j < bits; j++) {
+            u32x16 columns; /* lane r: four columns of row r, the first in the lowest byte */
+            memcpy(&columns, w + 64 * j, sizeof columns);
+            for (int c = 0; c < 4; c++) {
+                i32x16 low = (i32x16)(columns >> (8 * c) & (bits == 4 ? 15 : 255));
+                u[4 * j + c] = __builtin_convertvector(low, f32x16);
+                if (bits == 4)
+                    u[4 * j + c + 16] = __builtin_convertvector((i32x16)(columns >> (8 * c + 4) & 15), f32x16);
             }
         }
+        UNROLL for (int m = 0; m < rows; m++) dots[m] = (f32x16){0};
+        for (int i = 0; i < BLOCK; i++) {
+            UNROLL for (int m = 0; m < rows; m++) dots[m] += u[i] * x[m].values[i];
+        }
+        f32x16 scale = from_halves(scales), minimum = from_halves(scales + 16);
+        UNROLL for (int m = 0; m < rows; m++) sums[m] += dots[m] * (scale * x[m].step) + minimum * x[m].sum;
     }
 }
 #endif
+
+#define SUMS(rows, bits)                                                                                               \
+    static void sums_##bits##_##rows(const uint8_t *w, const uint16_t *scales, const x_block *x, long blocks,          \
+                                     f32x16 *sums) {                                                                   \
+        tile_sums(w, scales, x, blocks, rows, bits, sums);                                                             \
+    }
+#define FOR_ALL_ROWS(make, bits) make(1, bits) make(2, bits) make(3, bits) make(4, bits) VNNI_ROWS(make, bits)
+#if USE_VNNI
+#define VNNI_ROWS(make, bits) make(5, bits) make(6, bits) make(7, bits) make(8, bits)
+#else
+#define VNNI_ROWS(make, bits)
+#endif
+FOR_ALL_ROWS(SUMS, 4)
+FOR_ALL_ROWS(SUMS, 8)
+
+typedef void (*sums_function)(const uint8_t *w, const uint16_t *scales, const x_block *x, long blocks, f32x16 *sums);
+#define NAME(rows, bits) sums_##bits##_##rows,
+static const sums_function SUMS_OF[2][GROUP] = {{FOR_ALL_ROWS(NAME, 4)}, {FOR_ALL_ROWS(NAME, 8)}};
 
 typedef struct {
     const uint8_t *w;
     const uint16_t *scales;
     const void *x;
     const float *bias; /* may be null */
-    x_block *scratch;
+    x_block *scratch;  /* groups of rows one after the other, each [blocks][rows] */
     void *y;
     long m, n, blocks;
+    int bits, y_type;
 } linear_args;
 
+INLINE long smaller(long a, long b) { return a < b ? a : b; }
+
 INLINE void quantise_blocks(const linear_args *a, long first, long last, int type) {
-    for (long b = first; b < last; b++) quantise(a->x, b * BLOCK, a->scratch + b, type);
-}
-
-INLINE void quads(const linear_args *a, long first, long last, int rows, long first_row, int bits, int y_type) {
-    long quad_bytes = a->blocks * (bits == 4 ? 64 : 128);
-    for (long quad = first; quad < last; quad++) {
-        float sums[MAX_TILE][4];
-        quad_rows(a->w + quad * quad_bytes, a->scales + quad * a->blocks * 8, a->scratch + first_row * a->blocks,
-                  a->blocks, rows, bits, sums);
-        for (int m = 0; m < rows; m++)
-            for (int r = 0; r < 4; r++)
-                store_one(a->y, (first_row + m) * a->n + quad * 4 + r,
-                          sums[m][r] + (a->bias ? a->bias[quad * 4 + r] : 0), y_type);
+    for (long i = first; i < last; i++) {
+        long row = i / a->blocks, b = i % a->blocks, start = row / GROUP * GROUP;
+        quantise(a->x, i * BLOCK, a->scratch + start * a->blocks + b * smaller(GROUP, a->m - start) + row - start, type);
     }
 }
 
-/* All rows of x for the quads first..last-1: tiles of 8 rows, then what is left in one piece. */
-INLINE void multiply(const linear_args *a, long first, long last, int bits, int y_type) {
-    for (long row = 0; row < a->m; row += MAX_TILE) {
-        long left = a->m - row;
-#define TILE(size) case size: quads(a, first, last, size, row, bits, y_type); break
-        switch (left < MAX_TILE ? left : MAX_TILE) {
-            TILE(1); TILE(2); TILE(3); TILE(4); TILE(5); TILE(6); TILE(7); TILE(8);
-        }
+/* 16 outputs, or what is left of them, for the rows of x from `first` on. */
+static void multiply_tile(const linear_args *a, long tile, long first) {
+    long rows = smaller(GROUP, a->m - first), outputs = smaller(LANES, a->n - tile * LANES);
+    f32x16 sums[GROUP], bias = {0};
+    SUMS_OF[a->bits == 8][rows - 1](a->w + tile * a->blocks * 64 * a->bits, a->scales + tile * a->blocks * 32,
+                                    a->scratch + first * a->blocks, a->blocks, sums);
+    if (a->bias) memcpy(&bias, a->bias + tile * LANES, outputs * sizeof(float));
+    for (long m = 0; m < rows; m++) {
+        long at = (first + m) * a->n + tile * LANES;
+        if (outputs == LANES)
+            store(a->y, at, sums[m] + bias, a->y_type);
+        else
+            for (long i = 0; i < outputs; i++) store_one(a->y, at + i, (sums[m] + bias)[i], a->y_type);
     }
+}
+
+/* All rows of x for the tiles first..last-1: a group of rows stays in the first-level cache while as many weights as the
+ * second level holds pass by. */
+static void multiply(const void *context, long first, long last) {
+    const linear_args *a = context;
+    long cached = 1 + CACHED_BYTES / (a->blocks * 64 * (a->bits + 1));
+    for (long start = first; start < last; start += cached)
+        for (long row = 0; row < a->m; row += GROUP)
+            for (long tile = start; tile < smaller(last, start + cached); tile++) multiply_tile(a, tile, row);
 }
 
 static void quantise_f32(const void *a, long first, long last) { quantise_blocks(a, first, last, F32); }
 static void quantise_bf16(const void *a, long first, long last) { quantise_blocks(a, first, last, BF16); }
-static void multiply4_f32(const void *a, long first, long last) { multiply(a, first, last, 4, F32); }
-static void multiply4_bf16(const void *a, long first, long last) { multiply(a, first, last, 4, BF16); }
-static void multiply8_f32(const void *a, long first, long last) { multiply(a, first, last, 8, F32); }
-static void multiply8_bf16(const void *a, long first, long last) { multiply(a, first, last, 8, BF16); }
 
-/* x: [m, k] contiguous; y: [m, n]; bias: float [n] or null; scratch: m * k / 32 blocks of tl_x_block_bytes(). n is a
- * multiple of 4, k of 32. */
+/* x: [m, k] contiguous; y: [m, n]; bias: float [n] or null; scratch: m * k / 32 blocks of tl_x_block_bytes(). k is a
+ * multiple of 32; a last tile of fewer than 16 rows of W is padded. */
 void tl_packed_linear(const uint8_t *w, const uint16_t *scales, const void *x, const float *bias, void *scratch, void *y,
                       long m, long n, long k, int bits, int x_type, int y_type) {
-    static const tl_task tasks[2][2] = {{multiply4_f32, multiply4_bf16}, {multiply8_f32, multiply8_bf16}};
-    linear_args a = {w, scales, x, bias, scratch, y, m, n, k / BLOCK};
+    linear_args a = {w, scales, x, bias, scratch, y, m, n, k / BLOCK, bits, y_type};
     tl_parallel(m * a.blocks, 128, x_type == BF16 ? quantise_bf16 : quantise_f32, &a);
-    tl_parallel(n / 4, 1 + 512 / a.blocks, tasks[bits == 8][y_type == BF16], &a);
+    tl_parallel((n + LANES - 1) / LANES, 1 + 128 / (a.blocks * m + 1), multiply, &a);
 }
 
 long tl_x_block_bytes(void) { return sizeof(x_block); }

@@ -1,8 +1,9 @@
 """Matrix products with fixed weights behind one interface, `y = x W^T + b`, and the choice of implementation.
 
-On a CPU the best kernel depends on the row count: with one or two rows the time goes into reading the weights, so
-four-bit weights win; with more, oneDNN's prepacked bfloat16. `build_linear` makes what the `LinearPolicy` asks for and
-`SplitLinear` picks per call. Every private or compiled kernel is probed against plain torch first (`probe.py`).
+On a CPU the compiled product with packed weights (`linear_native.py`) is the fastest at every row count. Without it the
+best kernel depends on the row count: with few rows the time goes into reading the weights, so torch's four-bit product
+wins; with more, oneDNN's prepacked weights. `build_linear` makes what the `LinearPolicy` asks for, `SplitLinear` picks
+per call. Every private or compiled kernel is probed against plain torch first (`probe.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Matrix products with four- or eight-bit weights by the compiled kernel: few rows, weights read once and as they are.
+"""Matrix products with four- or eight-bit weights by the compiled kernel, weights as the file has them.
 
 Exact weights (no rounding of scales to bfloat16, which torch's four-bit kernel does), activations quantised to 16 bits
 per block of 32, float32 sums. See `engine/kernels/cpu_linear.c` for layout and arithmetic.
@@ -17,18 +17,18 @@ from gguf.quants import quantize
 
 from engine.layers import native
 from engine.quant.blocks import BlockTensor
-from engine.quant.quads import GROUP_SIZE, QuadWeight, to_quads
+from engine.quant.tiles import GROUP_SIZE, TiledWeight, to_tiles
 
 logger = logging.getLogger(__name__)
 
 
 class NativePackedLinear:
-    """`Linear` on quad weights. x: bfloat16 or float32 `[tokens, in_features]`; returns x's dtype, or `out_dtype`."""
+    """`Linear` on tiled weights. x: bfloat16 or float32 `[tokens, in_features]`; returns x's dtype, or `out_dtype`."""
 
     def __init__(
         self,
         library: ctypes.CDLL,
-        weight: QuadWeight,
+        weight: TiledWeight,
         bias: torch.Tensor | None = None,
         *,
         out_dtype: torch.dtype | None = None,
@@ -37,7 +37,8 @@ class NativePackedLinear:
         self.num_bytes = weight.num_bytes
         self._call = library.tl_packed_linear
         self._row_blocks_bytes = library.tl_x_block_bytes() * (self.in_features // GROUP_SIZE)
-        self._data, self._scales = torch.from_numpy(weight.data), torch.from_numpy(weight.scales)
+        # Copies: torch's memory begins on a cache line, so that none of the kernel's vectors lies across two.
+        self._data, self._scales = torch.from_numpy(weight.data).clone(), torch.from_numpy(weight.scales).clone()
         self._bias = None if bias is None else bias.float()
         self._bits = weight.bits
         self._out_dtype = out_dtype
@@ -73,24 +74,26 @@ def build_packed(
 ) -> NativePackedLinear | None:
     """The compiled product for this matrix, or None: no compiled kernels here, or an encoding they do not read."""
     library = native.library()
-    if library is None or not _works():
+    if library is None or not _agrees(library):
         return None
-    weight = to_quads(tensor)
+    weight = to_tiles(tensor)
     return None if weight is None else NativePackedLinear(library, weight, bias, out_dtype=out_dtype)
 
 
-@functools.cache
-def _works() -> bool:
-    """Whether the kernel agrees with plain torch on this machine."""
+def works() -> bool:
+    """Whether there is a compiled product on this machine, and it agrees with plain torch."""
     library = native.library()
-    if library is None:
-        return False
+    return library is not None and _agrees(library)
+
+
+@functools.cache
+def _agrees(library: ctypes.CDLL) -> bool:
     generator = np.random.default_rng(0)
-    x = torch.from_numpy(generator.standard_normal((3, 96), dtype=np.float32))
+    x = torch.from_numpy(generator.standard_normal((11, 96), dtype=np.float32))
     for kind in (GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0):
-        data = quantize(generator.standard_normal((16, 96), dtype=np.float32), kind)
-        tensor = BlockTensor(data, kind, (16, 96))
-        weight = to_quads(tensor)
+        data = quantize(generator.standard_normal((24, 96), dtype=np.float32), kind)
+        tensor = BlockTensor(data, kind, (24, 96))
+        weight = to_tiles(tensor)
         if weight is None:
             return False
         want = x @ torch.from_numpy(tensor.dequantize()).T

@@ -21,21 +21,11 @@ from engine.layers import native
 from engine.layers.attention import AttentionConfig
 from engine.layers.attention_cpu import CpuAttention
 from engine.layers.device import build_ops
-from engine.layers.linear import (
-    DenseLinear,
-    Int4PackLinear,
-    LinearPolicy,
-    PrepackedLinear,
-    SplitLinear,
-    build_linear,
-    decode,
-)
 from engine.layers.linear_native import NativePackedLinear
 from engine.layers.ops_cpu import NativeOps
 from engine.layers.ops_torch import TorchOps
 from engine.quant.blocks import BlockTensor
-from engine.quant.int4 import to_int4
-from engine.quant.quads import to_quads
+from engine.quant.tiles import to_tiles
 from engine.runner import step_geometry
 from tests.engine.models import row
 
@@ -143,13 +133,13 @@ def test_bfloat16_rounds_as_torch_does(library: ctypes.CDLL) -> None:
     bits = torch.randint(-(1 << 31), 1 << 31, (4096, 16), generator=torch.Generator().manual_seed(0))
     values = bits.to(torch.int32).view(torch.float32)
     values[:8, 0] = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, 3.3895e38, 3.4028e38])
-    quads = to_quads(weight(T.Q8_0, 4, 32))
-    assert quads is not None
+    tiles = to_tiles(weight(T.Q8_0, 4, 32))
+    assert tiles is not None
     # y = 0 + bias, stored as bfloat16: the rounding alone.
     for start in range(0, 4096, 1024):
         for at in (0, 4, 8, 12):
             bias = values[start, at : at + 4].contiguous()
-            got = NativePackedLinear(library, quads, bias)(torch.zeros(1, 32, dtype=torch.bfloat16))[0]
+            got = NativePackedLinear(library, tiles, bias)(torch.zeros(1, 32, dtype=torch.bfloat16))[0]
             assert torch.equal(got.nan_to_num(1.0), bias.to(torch.bfloat16).nan_to_num(1.0))
             assert torch.equal(got.isnan(), bias.isnan())
     # The vector form: x cos - y sin with a sine of zero, rounded.
@@ -168,34 +158,34 @@ def test_bfloat16_rounds_as_torch_does(library: ctypes.CDLL) -> None:
 
 @DTYPES
 @pytest.mark.parametrize("kind", [T.Q4_0, T.Q4_1, T.Q8_0], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("rows", [1, 2, 5, 8, 9, 21])
+@pytest.mark.parametrize("rows", [1, 2, 5, 8, 9, 31])
 def test_packed_linear(library: ctypes.CDLL, dtype: torch.dtype, kind: GGMLQuantizationType, rows: int) -> None:
-    tensor = weight(kind, 52, 160)
-    quads = to_quads(tensor)
-    assert quads is not None
-    bias = randn(52, seed=3)
+    tensor = weight(kind, 53, 160)
+    tiles = to_tiles(tensor)
+    assert tiles is not None
+    bias = randn(53, seed=3)
     x = randn(rows, 160, dtype=dtype)
     x[:, 7] *= 300  # an outlier, as real activations have
     weights = torch.from_numpy(tensor.dequantize())
     want = x.float() @ weights.T + bias
-    linear = NativePackedLinear(library, quads, bias, out_dtype=torch.float32)
+    linear = NativePackedLinear(library, tiles, bias, out_dtype=torch.float32)
     got = linear(x)
     # Weights are exact; an activation is off by at most 1 / 65,024 of the largest in its block of 32.
     largest = x.float().abs().view(rows, 5, 32).amax(dim=-1)
-    bound = largest / 65_024 @ weights.abs().view(52, 5, 32).sum(dim=-1).T
+    bound = largest / 65_024 @ weights.abs().view(53, 5, 32).sum(dim=-1).T
     assert ((got - want).abs() <= 1.01 * bound + 1e-6 * want.abs().max()).all()
-    assert NativePackedLinear(library, quads)(x).dtype == dtype
-    for index in range(rows):  # a row's result does not depend on its mates
-        assert torch.equal(linear(x[index : index + 1])[0], got[index])
+    assert NativePackedLinear(library, tiles)(x).dtype == dtype
+    for size in (1, 3, 8):  # a row's result does not depend on its mates
+        assert torch.equal(torch.cat([linear(piece) for piece in x.split(size)]), got)
 
 
 def test_packed_linear_keeps_faults_in_their_row(library: ctypes.CDLL) -> None:
-    quads = to_quads(weight(T.Q4_1, 8, 64))
-    assert quads is not None
+    tiles = to_tiles(weight(T.Q4_1, 8, 64))
+    assert tiles is not None
     x = randn(3, 64)
     x[1, 40] = math.nan
     x[2] = 0
-    y = NativePackedLinear(library, quads)(x)
+    y = NativePackedLinear(library, tiles)(x)
     assert y[0].isfinite().all()
     assert y[1].isnan().all()
     assert not y[2].any()
@@ -253,8 +243,8 @@ def test_paged_attention(
 
 def test_threads_share_the_work_without_changing_it(library: ctypes.CDLL) -> None:
     """Many loops of every length, in threads that fall asleep and wake between them: always the same bits."""
-    quads = [to_quads(weight(T.Q4_1, rows, 96, seed=rows)) for rows in (4, 64, 1000)]
-    linears = [NativePackedLinear(library, quad) for quad in quads if quad is not None]
+    tiles = [to_tiles(weight(T.Q4_1, rows, 96, seed=rows)) for rows in (4, 64, 1000)]
+    linears = [NativePackedLinear(library, tiled) for tiled in tiles if tiled is not None]
     ops, w = NativeOps(library), randn(96, seed=1)
     inputs = [randn(rows, 96, seed=rows) for rows in (1, 2, 30, 700)]
     try:
@@ -289,45 +279,6 @@ def test_threads_that_call_at_once_get_their_own_results(library: ctypes.CDLL) -
             assert list(threads.map(call, range(callers))) == [500] * callers
     finally:
         library.tl_set_threads(torch.get_num_threads())
-
-
-def test_every_linear_agrees_with_the_weights() -> None:
-    tensor = weight(T.Q4_1, 64, 96)
-    x, bias = randn(5, 96), randn(64, seed=1)
-    dense = decode([tensor], torch.float32)
-    want = x @ dense.T + bias
-    int4 = to_int4(tensor)
-    assert int4 is not None
-    for linear in (
-        DenseLinear(dense, bias),
-        PrepackedLinear(dense, bias),
-        Int4PackLinear(int4, torch.float32, bias),
-        build_linear([tensor], LinearPolicy(CPU, torch.float32, packed_rows=2), bias.numpy()),
-        build_linear([tensor], LinearPolicy(CPU, torch.float32, packed_rows=2, dense=False), bias.numpy()),
-    ):
-        close(linear(x), want, 1e-4)
-        assert (linear.out_features, linear.in_features) == (64, 96)
-        assert linear.num_bytes > 0
-
-
-def test_rows_choose_the_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = LinearPolicy(CPU, torch.bfloat16, packed_rows=4)
-    parts = [weight(T.Q4_1, 32, 64), weight(T.Q4_1, 16, 64, seed=1)]
-    linear = build_linear(parts, policy)
-    assert isinstance(linear, SplitLinear)
-    assert isinstance(linear.few, NativePackedLinear)
-    assert isinstance(linear.many, PrepackedLinear)
-    # Parts in different encodings cannot be stacked undecoded; other encodings have no packed form.
-    assert isinstance(build_linear([parts[0], weight(T.Q8_0, 16, 64)], policy), PrepackedLinear)
-    assert isinstance(build_linear([weight(T.Q5_0, 16, 64)], policy), PrepackedLinear)
-    assert isinstance(build_linear(parts, LinearPolicy(CPU, torch.bfloat16, packed_rows=0)), PrepackedLinear)
-    monkeypatch.setattr(native, "library", lambda: None)
-    fallback = build_linear(parts, policy)
-    assert isinstance(fallback, SplitLinear)
-    assert isinstance(fallback.few, Int4PackLinear)
-    monkeypatch.setattr("engine.layers.probe.int4pack_works", lambda dtype: False)
-    monkeypatch.setattr("engine.layers.probe.prepacked_works", lambda dtype: False)
-    assert isinstance(build_linear(parts, policy), DenseLinear)
 
 
 def test_the_library_is_built_once_and_kept_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,6 +322,7 @@ def test_without_a_compiler_everything_still_works(
 ) -> None:
     monkeypatch.setenv("TIERLINE_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("TIERLINE_NATIVE", raising=False)
     uncached = native.library.__wrapped__
     with caplog.at_level(logging.WARNING):
         assert uncached() is None

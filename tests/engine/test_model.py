@@ -24,7 +24,8 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if request.param == "torch":
         monkeypatch.setattr(native, "library", lambda: None)
     else:
-        assert native.library() is not None, "no C compiler here: install gcc"
+        compiled = native.build()  # also where TIERLINE_NATIVE=0 turns them off
+        monkeypatch.setattr(native, "library", lambda: compiled)
     return str(request.param)
 
 

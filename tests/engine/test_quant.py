@@ -12,7 +12,7 @@ from gguf.quants import dequantize, quantize
 from engine.loader.gguf import GgufFile
 from engine.quant.blocks import BlockTensor, stack_rows
 from engine.quant.int4 import to_int4
-from engine.quant.quads import to_quads
+from engine.quant.tiles import to_tiles
 
 T = GGMLQuantizationType
 PLAIN = [T.F32, T.F16, T.BF16, T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0]
@@ -75,26 +75,26 @@ def test_four_bit_form_is_exact(kind: GGMLQuantizationType) -> None:
 
 
 @pytest.mark.parametrize("kind", [T.Q4_0, T.Q4_1, T.Q8_0], ids=lambda kind: kind.name)
-def test_quad_layout_holds_the_same_numbers(kind: GGMLQuantizationType) -> None:
-    tensor = encoded(kind)
-    weight = to_quads(tensor)
+def test_tiled_layout_holds_the_same_numbers(kind: GGMLQuantizationType) -> None:
+    tensor = encoded(kind, rows=20)
+    weight = to_tiles(tensor)
     assert weight is not None
-    assert weight.shape == (12, 512)
-    decoded = np.empty((12, 512))
-    for quad in range(3):
+    assert weight.shape == (20, 512)
+    decoded = np.empty((32, 512))
+    for tile in range(2):
         for block in range(16):
-            for r in range(4):
-                scale, minimum = (float(weight.scales[quad, block, at]) for at in (r, 4 + r))
-                piece = weight.data[quad, block].reshape(-1, 4, 16)[:, r]  # [1 or 2 halves, 16]
-                values = np.concatenate([piece[0] & 15, piece[0] >> 4]) if weight.bits == 4 else piece.ravel()
-                decoded[4 * quad + r, 32 * block : 32 * block + 32] = values * scale + minimum
+            for r in range(16):
+                scale, minimum = (float(weight.scales[tile, block, at, r]) for at in (0, 1))
+                piece = weight.data[tile, block, :, r].ravel()
+                values = np.concatenate([piece & 15, piece >> 4]) if weight.bits == 4 else piece
+                decoded[16 * tile + r, 32 * block : 32 * block + 32] = values * scale + minimum
+    assert not decoded[20:].any()  # what fills up the last tile
     # Relative to the block's largest number: an eight-bit value near zero is a difference of two large ones.
-    assert np.allclose(decoded, tensor.dequantize(), rtol=1e-5, atol=1e-6)
+    assert np.allclose(decoded[:20], tensor.dequantize(), rtol=1e-5, atol=1e-6)
 
 
-def test_quad_layout_refuses_what_it_cannot_hold() -> None:
-    assert to_quads(encoded(T.Q5_0)) is None
-    assert to_quads(encoded(T.Q4_1, rows=6)) is None
+def test_tiled_layout_refuses_what_it_cannot_hold() -> None:
+    assert to_tiles(encoded(T.Q5_0)) is None
     huge = encoded(T.Q8_0)
     huge.data.reshape(12, -1, 34)[:, :, :2] = np.frombuffer(np.float16(30_000).tobytes(), dtype=np.uint8)
-    assert to_quads(huge) is None  # -128 times the scale is beyond float16
+    assert to_tiles(huge) is None  # -128 times the scale is beyond float16
