@@ -44,9 +44,7 @@ async def dispatch(services: Services, life: Life, accounting: Accounting) -> Di
                 code="backend_rate_limited",
                 headers=headers,
             ) from error
-        raise Unavailable(
-            f"No backend could answer: {error}.", status=error.status, code=f"backend_{error.kind}", headers=headers
-        ) from error
+        raise Unavailable(str(error), status=error.status, code=f"backend_{error.kind}", headers=headers) from error
 
 
 def _refusal(error: UpstreamRefused) -> GatewayError:

@@ -34,7 +34,7 @@ class Hold(msgspec.Struct):
 
 
 class OutputEstimator:
-    """How many output tokens to expect, from exponentially weighted history per key and model, else per model."""
+    """How many output tokens to expect, from exponentially weighted history per key and model."""
 
     def __init__(self, default_tokens: int = DEFAULT_OUTPUT_TOKENS, ceiling_tokens: int = MAX_OUTPUT_TOKENS) -> None:
         if not 0 < default_tokens <= ceiling_tokens:
@@ -44,21 +44,24 @@ class OutputEstimator:
         self._history: OrderedDict[tuple[str, str], tuple[float, float]] = OrderedDict()
 
     def estimate(self, key_id: str, model: str, max_tokens: int | None = None) -> int:
-        """Expected output tokens: history, or a default, capped by what the request allows and by a ceiling."""
-        seen = self._history.get((key_id, model)) or self._history.get(("", model))
+        """Expected output tokens: this key's history, or a default, capped by what the request allows and by a ceiling.
+
+        Never another key's history: what others ask says nothing about what this one may spend.
+        """
+        seen = self._history.get((key_id, model))
         expected = self._default if seen is None else round(seen[0] + _DEVIATIONS * seen[1])
         return max(1, min(expected, self._ceiling, max_tokens if max_tokens is not None else self._ceiling))
 
     def observe(self, key_id: str, model: str, output_tokens: int) -> None:
         """Learn from a complete answer. Cut and cancelled ones teach nothing about length: do not report those."""
-        for key in ((key_id, model), ("", model)):
-            seen = self._history.get(key)
-            if seen is None:
-                self._history[key] = (float(output_tokens), output_tokens / 4)
-            else:
-                mean, deviation = seen
-                deviation += _WEIGHT * (abs(output_tokens - mean) - deviation)
-                self._history[key] = (mean + _WEIGHT * (output_tokens - mean), deviation)
-            self._history.move_to_end(key)
+        key = (key_id, model)
+        seen = self._history.get(key)
+        if seen is None:
+            self._history[key] = (float(output_tokens), output_tokens / 4)
+        else:
+            mean, deviation = seen
+            deviation += _WEIGHT * (abs(output_tokens - mean) - deviation)
+            self._history[key] = (mean + _WEIGHT * (output_tokens - mean), deviation)
+        self._history.move_to_end(key)
         while len(self._history) > _MAX_HISTORIES:
             self._history.popitem(last=False)
