@@ -24,9 +24,8 @@
 
 #define BLOCK 32
 /* Rows of x that share a block of unpacked weights: as many as the vector registers hold sums for. */
-#ifndef GROUP
 #define GROUP (USE_VNNI ? 8 : 4)
-#endif
+#define BLOCKS_AHEAD 8
 /* Weights that stay in the second-level cache while all rows of x pass over them. */
 #define CACHED_BYTES (128 << 10)
 #define UNROLL _Pragma("GCC unroll 16")
@@ -104,6 +103,10 @@ INLINE void tile_sums(const uint8_t *w, const uint16_t *scales, const x_block *x
     __m512 acc[GROUP];
     UNROLL for (int m = 0; m < rows; m++) acc[m] = _mm512_setzero_ps();
     for (long b = 0; b < blocks; b++, w += 64 * bits, scales += 32, x += rows) {
+        if (rows == 1) { /* as fast as memory: ask for weights before they are needed */
+            UNROLL for (int j = 0; j < bits; j++) __builtin_prefetch(w + 64 * (bits * BLOCKS_AHEAD + j));
+            __builtin_prefetch(scales + 32 * BLOCKS_AHEAD);
+        }
         __m512i u[8];
         UNROLL for (int j = 0; j < 4; j++) {
             u[j] = _mm512_loadu_si512(w + 64 * j);
@@ -116,13 +119,18 @@ INLINE void tile_sums(const uint8_t *w, const uint16_t *scales, const x_block *x
         }
         __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)scales));
         __m512 minimum = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(scales + 16)));
-        UNROLL for (int m = 0; m < rows; m++) {
-            __m512i high = _mm512_setzero_si512(), low = _mm512_setzero_si512();
-            UNROLL for (int j = 0; j < 8; j++) {
-                high = _mm512_dpbusd_epi32(high, u[j], four_columns(x[m].high + 4 * j));
-                low = _mm512_dpbusd_epi32(low, u[j], four_columns(x[m].low + 4 * j));
+        /* Rows in the inner loop: a sum is a chain of products, and the processor does not look far enough ahead to find
+         * the next row's behind it. */
+        __m512i high[GROUP], low[GROUP];
+        UNROLL for (int m = 0; m < rows; m++) high[m] = low[m] = _mm512_setzero_si512();
+        UNROLL for (int j = 0; j < 8; j++) {
+            UNROLL for (int m = 0; m < rows; m++) {
+                high[m] = _mm512_dpbusd_epi32(high[m], u[j], four_columns(x[m].high + 4 * j));
+                low[m] = _mm512_dpbusd_epi32(low[m], u[j], four_columns(x[m].low + 4 * j));
             }
-            __m512 dot = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low));
+        }
+        UNROLL for (int m = 0; m < rows; m++) {
+            __m512 dot = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high[m], 8), low[m]));
             acc[m] = _mm512_fmadd_ps(dot, _mm512_mul_ps(scale, _mm512_set1_ps(x[m].step)), acc[m]);
             acc[m] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(x[m].sum), acc[m]);
         }
