@@ -3,11 +3,12 @@
 precision   device  weights                                                             activations, KV cache
 float32     any     decoded to float32: exact, reproduces transformers' greedy tokens   float32
 bfloat16    any     decoded to bfloat16                                                 bfloat16
-auto        cpu     packed (four and eight bits) where the file has them; else decoded  float32
+auto        cpu     packed (four and eight bits) where the file has them, else decoded  float32
 auto        cuda    bfloat16                                                            bfloat16
 
-On a CPU without compiled kernels packed weights serve few rows only, and a decoded copy the others. What is decoded
-there is bfloat16 where the processor is faster at it, else float32.
+On a CPU where the compiled product with packed weights is slower at prompts than dense ones, or missing, packed weights
+serve few rows only, and a decoded copy the others. What is decoded there is bfloat16 where the processor is faster at
+it, else float32.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from engine.models.spec import ModelSpec
 logger = logging.getLogger(__name__)
 
 PRECISIONS = ("auto", "float32", "bfloat16")
-# Up to so many rows, torch's packed products beat oneDNN's dense ones on a CPU (`bench/engine_step.py`); the compiled
-# ones do at any number.
-_PACKED_ROWS = 32
+# Up to so many rows packed products beat dense ones on a CPU without byte products (`bench/engine_step.py`).
+_PACKED_ROWS = 8
+# A dense copy, several times as large as the packed weights, has to pay: up to so much of its speed they serve alone.
+_FAST_ENOUGH = 0.9
 # Rounding prompts to bfloat16 has to pay: from so many times float32's speed on.
 _WORTHWHILE_GAIN = 1.3
 # Room that must stay beside the weights, as a share of them.
@@ -37,8 +39,8 @@ def choose_policy(precision: str, device: torch.device, spec: ModelSpec, file_by
     """How to hold the weights of a model of `spec` whose file has `file_bytes`.
 
     Raises ValueError for an unknown precision or a device that is not there, EngineMemoryError when the weights do not
-    fit. Where packed and dense copies together do not fit, or compiled kernels need none, `auto` keeps the packed ones
-    alone.
+    fit. Where packed and dense copies together do not fit, or the packed ones are fast at prompts too, `auto` keeps
+    them alone.
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision {precision!r} is none of {', '.join(PRECISIONS)}")
@@ -48,9 +50,9 @@ def choose_policy(precision: str, device: torch.device, spec: ModelSpec, file_by
         raise ValueError("device cuda: torch finds no CUDA device here")
     on_cpu = device.type == "cpu"
     dtype = torch.float32 if precision == "float32" or (precision == "auto" and on_cpu) else torch.bfloat16
-    dense_dtype = dtype
+    dense_dtype, dense_gain = dtype, 1.0
     if precision == "auto" and on_cpu and probe.bfloat16_gain() >= _WORTHWHILE_GAIN:
-        dense_dtype = torch.bfloat16
+        dense_dtype, dense_gain = torch.bfloat16, probe.bfloat16_gain()
     dense = int(spec.num_parameters * dense_dtype.itemsize * _MARGIN)
     packed = int(file_bytes * _MARGIN)
     free = free_bytes(device)
@@ -61,7 +63,7 @@ def choose_policy(precision: str, device: torch.device, spec: ModelSpec, file_by
                 "use a smaller model, or precision auto on a CPU"
             )
         return LinearPolicy(device, dtype, packed_rows=0)
-    if packed <= free and linear_native.works():
+    if packed <= free and linear_native.prompt_gain() >= _FAST_ENOUGH * dense_gain:
         return LinearPolicy(device, dtype, packed_rows=_PACKED_ROWS, dense=False, dense_dtype=dense_dtype)
     if dense + packed <= free:
         return LinearPolicy(device, dtype, packed_rows=_PACKED_ROWS, dense_dtype=dense_dtype)

@@ -153,29 +153,50 @@ INLINE f32x16 from_halves(const uint16_t *halves) {
     return value;
 }
 
+/* Vectors as wide as the machine's: in registers, where compilers keep wider ones in memory. */
+#ifdef __AVX__
+#define PART 8
+#else
+#define PART 4
+#endif
+#define PARTS (LANES / PART)
+typedef float part __attribute__((vector_size(4 * PART)));
+typedef int32_t int_part __attribute__((vector_size(4 * PART)));
+typedef uint32_t uint_part __attribute__((vector_size(4 * PART)));
+
 /* The same sums without the byte-product instruction, on floats that hold integers: exact up to 2^24, which four-bit
  * weights stay below; eight-bit ones round as any float32 sum does. */
 INLINE void tile_sums(const uint8_t *w, const uint16_t *scales, const x_block *x, long blocks, int rows, int bits,
                       f32x16 *sums) {
     for (int m = 0; m < rows; m++) sums[m] = (f32x16){0};
     for (long b = 0; b < blocks; b++, w += 64 * bits, scales += 32, x += rows) {
-        f32x16 u[BLOCK], dots[GROUP];
+        part u[BLOCK][PARTS];
         for (int j = 0; j < bits; j++) {
-            u32x16 columns; /* lane r: four columns of row r, the first in the lowest byte */
-            memcpy(&columns, w + 64 * j, sizeof columns);
-            for (int c = 0; c < 4; c++) {
-                i32x16 low = (i32x16)(columns >> (8 * c) & (bits == 4 ? 15 : 255));
-                u[4 * j + c] = __builtin_convertvector(low, f32x16);
-                if (bits == 4)
-                    u[4 * j + c + 16] = __builtin_convertvector((i32x16)(columns >> (8 * c + 4) & 15), f32x16);
+            UNROLL for (int p = 0; p < PARTS; p++) {
+                uint_part columns; /* lane r: four columns of row r, the first in the lowest byte */
+                memcpy(&columns, w + 64 * j + 4 * PART * p, sizeof columns);
+                UNROLL for (int c = 0; c < 4; c++) {
+                    uint_part byte = columns >> (8 * c);
+                    u[4 * j + c][p] = __builtin_convertvector((int_part)(byte & (bits == 4 ? 15 : 255)), part);
+                    if (bits == 4) u[4 * j + c + 16][p] = __builtin_convertvector((int_part)(byte >> 4 & 15), part);
+                }
             }
         }
-        UNROLL for (int m = 0; m < rows; m++) dots[m] = (f32x16){0};
+        part dots[GROUP][PARTS];
+        UNROLL for (int m = 0; m < rows; m++) {
+            UNROLL for (int p = 0; p < PARTS; p++) dots[m][p] = (part){0};
+        }
         for (int i = 0; i < BLOCK; i++) {
-            UNROLL for (int m = 0; m < rows; m++) dots[m] += u[i] * x[m].values[i];
+            UNROLL for (int m = 0; m < rows; m++) {
+                UNROLL for (int p = 0; p < PARTS; p++) dots[m][p] += u[i][p] * x[m].values[i];
+            }
         }
         f32x16 scale = from_halves(scales), minimum = from_halves(scales + 16);
-        UNROLL for (int m = 0; m < rows; m++) sums[m] += dots[m] * (scale * x[m].step) + minimum * x[m].sum;
+        for (int m = 0; m < rows; m++) {
+            f32x16 dot;
+            memcpy(&dot, dots[m], sizeof dot);
+            sums[m] += dot * (scale * x[m].step) + minimum * x[m].sum;
+        }
     }
 }
 #endif

@@ -1,9 +1,9 @@
 """Matrix products with fixed weights behind one interface, `y = x W^T + b`, and the choice of implementation.
 
-On a CPU the compiled product with packed weights (`linear_native.py`) is the fastest at every row count. Without it the
-best kernel depends on the row count: with few rows the time goes into reading the weights, so torch's four-bit product
-wins; with more, oneDNN's prepacked weights. `build_linear` makes what the `LinearPolicy` asks for, `SplitLinear` picks
-per call. Every private or compiled kernel is probed against plain torch first (`probe.py`).
+On a CPU with byte products the compiled kernel with packed weights (`linear_native.py`) is the fastest at every row
+count. Elsewhere the best depends on the row count: with few rows the time goes into reading the weights, so packed ones
+win; with more, oneDNN's prepacked dense ones. `build_linear` makes what the `LinearPolicy` asks for; `SplitLinear`
+picks per call. Every private or compiled kernel is probed against plain torch first (`probe.py`).
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -50,18 +51,25 @@ def bfloat16_gain() -> float:
     supported = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     if not supported or not prepacked_works(torch.bfloat16) or not prepacked_works(torch.float32):
         return 0.0
-    best = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
-    operands = {}
-    for dtype in best:
+    calls = []
+    for dtype in (torch.float32, torch.bfloat16):
         weight = torch.ops.mkldnn._reorder_linear_weight(torch.ones(1024, 512, dtype=dtype), 128)
-        operands[dtype] = (torch.ones(128, 512, dtype=dtype), weight)
-    # In turn, and the best of each: another program that takes the core for a moment must not decide.
+        x = torch.ones(128, 512, dtype=dtype)
+        calls.append(functools.partial(torch.ops.mkldnn._linear_pointwise, x, weight, None, "none", [], ""))
+    float32, bfloat16 = best_seconds(calls)
+    return float32 / bfloat16
+
+
+def best_seconds(calls: Sequence[Callable[[], object]]) -> list[float]:
+    """The shortest time that each of `calls` takes. In turn, and the best of each: another program that takes the core
+    for a moment must not decide."""
+    best = [float("inf")] * len(calls)
     for _ in range(8):
-        for dtype, (x, weight) in operands.items():
+        for index, call in enumerate(calls):
             started = time.perf_counter()
-            torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
-            best[dtype] = min(best[dtype], time.perf_counter() - started)
-    return best[torch.float32] / best[torch.bfloat16]
+            call()
+            best[index] = min(best[index], time.perf_counter() - started)
+    return best
 
 
 @functools.cache

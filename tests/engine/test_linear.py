@@ -10,7 +10,7 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import quantize
 
-from engine.layers import native
+from engine.layers import linear_native, native
 from engine.layers.linear import (
     DenseLinear,
     Int4PackLinear,
@@ -93,6 +93,8 @@ def test_rows_choose_the_implementation(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.usefixtures("compiled")
 def test_auto_decodes_only_what_the_kernels_cannot_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "tiny.gguf"
+    assert linear_native.prompt_gain() > 0.1
+    monkeypatch.setattr(linear_native, "prompt_gain", lambda: 100.0)
     kinds: dict[str, list[type]] = {}
     for encoding in (T.Q4_1, T.Q8_0, T.F16):
         write_model(path, encoding=encoding)
@@ -103,7 +105,9 @@ def test_auto_decodes_only_what_the_kernels_cannot_read(tmp_path: Path, monkeypa
         "Q8_0": [NativePackedLinear] * 3,
         "F16": [PrepackedLinear] * 3,
     }
-    monkeypatch.setattr(native, "library", lambda: None)
+    # Packed weights that are slow at prompts: a dense copy serves those.
+    monkeypatch.setattr(linear_native, "prompt_gain", lambda: 0.5)
     write_model(path, encoding=T.Q4_1)
-    runner = load_runner(path, device="cpu", max_model_len=64, kv_cache_bytes=1 << 20)
-    assert isinstance(runner.decoder.layers[0].qkv, SplitLinear)
+    qkv = load_runner(path, device="cpu", max_model_len=64, kv_cache_bytes=1 << 20).decoder.layers[0].qkv
+    assert isinstance(qkv, SplitLinear)
+    assert isinstance(qkv.few, NativePackedLinear)
