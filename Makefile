@@ -18,25 +18,26 @@ PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 help: ## list the commands
 	@grep -hE '^[a-z][a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
-# An environment that lost its Python or its pip, for example by an interrupted set-up, is made again.
-define make_environment
+# An environment that lost its Python or its pip, for example by an interrupted set-up, is made again. `tierline models
+# pull` wants a pip that can report without downloading. One set-up at a time: a second one waits and finds it done.
+define set_up
 	@test -n "$(PYTHON)" || { echo "Tierline needs Python 3.11, 3.12 or 3.13: make $@ PYTHON=/path/to/python3" >&2; exit 1; }
-	@$(BIN)/python -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV) || { \
-		echo "cannot create $(VENV): on Debian and Ubuntu, install python3-venv" >&2; exit 1; }
+	@$(PYTHON) -c 'import fcntl, subprocess, sys; lock = open(".setup.lock", "w"); fcntl.flock(lock, fcntl.LOCK_EX); \
+		sys.exit(subprocess.call(["/bin/sh", "-ec", sys.argv[1]]))' ' \
+	test $@ -nt pyproject.toml && exit 0; \
+	$(BIN)/python -c "import pip" 2>/dev/null || $(PYTHON) -m venv --clear $(VENV) || { \
+		echo "cannot create $(VENV): on Debian and Ubuntu, install python3-venv" >&2; exit 1; }; \
+	echo "installing Tierline$(2) into $(VENV)"; \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "pip>=24" --editable ".[$(1)]"; \
+	touch $(3) $@'
 endef
 
 # A stamp says that the installation came to its end, with this pyproject.toml.
 $(VENV)/.installed-run: pyproject.toml
-	$(make_environment)
-	@echo "installing Tierline into $(VENV)"
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[all]'
-	@touch $@
+	$(call set_up,all)
 
 $(VENV)/.installed-dev: pyproject.toml
-	$(make_environment)
-	@echo "installing Tierline and its development tools into $(VENV)"
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	@touch $(VENV)/.installed-run $@
+	$(call set_up,dev, and its development tools,$(VENV)/.installed-run)
 
 install: $(VENV)/.installed-dev ## create .venv and install Tierline with everything
 

