@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from backends.connection import FailureKind, HttpFailure
-from backends.protocol import ChatChunk
+from backends.protocol import ChatChunk, ChatCompletion
 
 Outcome = Literal["running", "success", "error", "timeout", "cancelled", "cut", "refused"]
 
@@ -41,19 +41,32 @@ class Candidate:
     upstream_model: str
 
 
+Operation = Literal["chat", "completions", "embeddings", "rerank"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Native:
+    """A chat request in the dialect in which the client wrote it, for servers that speak the same one."""
+
+    dialect: str
+    payload: dict[str, Any]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Call:
     """One request of a client, ready to be sent.
 
-    `payload` is the client's JSON object, never changed here. `extra` is merged over it: the same fields for every
-    candidate, or a function that names them for each. `headers` go to the backend as they are. `deadline` is in
-    monotonic seconds and ends the whole call, answers under way included.
+    `payload` is a JSON object in the OpenAI form of `operation`, never changed here. `extra` is merged over it: the
+    same fields for every candidate, or a function that names them for each. `headers` go to the backend as they are.
+    `deadline` is in monotonic seconds and ends the whole call, answers under way included. `native` is the client's
+    own request where it was written in another dialect.
     """
 
     payload: dict[str, Any]
-    path: str
+    operation: Operation
     stream: bool
     request_id: str
+    native: Native | None = None
     headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     deadline: float | None = None
     extra: Mapping[str, Any] | Callable[[Candidate], Mapping[str, Any]] = dataclasses.field(default_factory=dict)
@@ -96,14 +109,24 @@ class AttemptObserver(Protocol):
 class Event(msgspec.Struct, gc=False):
     """One event of a stream: `raw` bytes as received with their blank line, `data` of its data lines.
 
-    `chunk` is what metering needs of it: None for `[DONE]`. A chunk with `usage` and no choices exists even if the
-    client did not ask for it, because the backend is always asked to report usage.
+    `chunk` is what it says in the common form: None for one that says nothing there, such as `[DONE]`. A chunk with
+    `usage` exists even if the client did not ask for it, because the backend is always asked to report usage. `dialect`
+    is the one that `raw` is written in; `done` marks the server's own last event.
     """
 
     raw: bytes
     data: bytes
     chunk: ChatChunk | None
     done: bool = False
+    dialect: str = "openai"
+
+
+class Answer(msgspec.Struct, gc=False):
+    """A plain answer: the body as received, in `dialect`, and what it says in the common form."""
+
+    body: bytes
+    completion: ChatCompletion
+    dialect: str = "openai"
 
 
 class BackendError(Exception):
@@ -113,16 +136,20 @@ class BackendError(Exception):
 class UpstreamRefused(BackendError):
     """A replica answered 4xx (not 408, not 429): the request itself is at fault, so nothing was retried.
 
-    `status`, `headers` and `body` are the replica's. For 401 and 403 the fault lies in the gateway's own credentials
-    (`credentials_fault`), and the body may quote them: tell the client 502 instead.
+    `status`, `headers` and `body` are the replica's; `said` is the error object in the body, if it has one. For 401
+    and 403 the fault lies in the gateway's own credentials (`credentials_fault`), and the body may quote them: tell the
+    client 502 instead.
     """
 
-    def __init__(self, attempt: Attempt, status: int, headers: Mapping[str, str], body: bytes) -> None:
+    def __init__(
+        self, attempt: Attempt, status: int, headers: Mapping[str, str], body: bytes, said: Mapping[str, Any] | None
+    ) -> None:
         super().__init__(f"{attempt.replica} refused the request with status {status}")
         self.attempt = attempt
         self.status = status
         self.headers = headers
         self.body = body
+        self.said = said
         self.credentials_fault = status in (401, 403)
 
 
@@ -151,7 +178,7 @@ class AttemptFailed(Exception):
     """An attempt failed before its answer was committed. Stays inside `backends`.
 
     `reached`: the server answered (so that only time can tell when it is well again); `retry_after` in seconds;
-    `status` and `body`: what an error inside an answer of status 200 says its status is, and its JSON.
+    `status`, `body` and `said`: what an error inside an answer of status 200 says its status is, its JSON and itself.
     """
 
     def __init__(
@@ -163,9 +190,11 @@ class AttemptFailed(Exception):
         reached: bool = True,
         status: int | None = None,
         body: bytes = b"",
+        said: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
         self.kind = kind
+        self.said = said
         self.retry_after = retry_after
         self.reached = reached
         self.status = status
@@ -178,7 +207,7 @@ class AttemptFailed(Exception):
         status = code if isinstance(code, int) and 400 <= code <= 599 else None
         kind: Literal["rate_limited", "upstream_error"] = "rate_limited" if status == 429 else "upstream_error"
         body = msgspec.json.encode({"error": error})
-        return cls(kind, f"the answer was an error: {describe_error(error)}", status=status, body=body)
+        return cls(kind, f"the answer was an error: {describe_error(error)}", status=status, body=body, said=error)
 
     @classmethod
     def by(cls, failure: HttpFailure) -> AttemptFailed:

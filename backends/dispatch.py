@@ -17,6 +17,7 @@ from typing import Literal, NoReturn
 import uuid_utils
 
 from backends.attempt import (
+    Answer,
     Attempt,
     AttemptFailed,
     AttemptObserver,
@@ -32,10 +33,9 @@ from backends.attempt import (
     describe_error,
 )
 from backends.connection import FailureKind
-from backends.http import Exchange, HttpFailure
-from backends.openai import MalformedAnswer, decode_answer, error_in, retry_after_s
+from backends.dialect import CannotTranslate, Dialect, MalformedAnswer
+from backends.http import Exchange, HttpFailure, retry_after_s
 from backends.pool import Pool, Replica
-from backends.protocol import ChatCompletion
 from backends.stream import EventStream
 
 __all__ = [
@@ -85,9 +85,9 @@ _KINDS: dict[str, NoBackendKind] = {
 
 
 class Dispatched:
-    """A committed answer: `status` and `headers` of the replica, and `body` (plain) or `events` (stream).
+    """A committed answer: `status` and `headers` of the replica, and `whole` (plain, else None) or `events` (stream).
 
-    `completion` is the plain answer decoded for metering, None for a stream. Call `aclose` in any case: it ends
+    Call `aclose` in any case: it ends
     `attempt` ("cancelled", unless the answer has arrived whole) and breaks the connection if more was to come.
     """
 
@@ -96,22 +96,20 @@ class Dispatched:
         attempt: Attempt,
         exchange: Exchange,
         *,
-        body: bytes = b"",
-        completion: ChatCompletion | None = None,
+        whole: Answer | None = None,
         stream: EventStream | None = None,
     ) -> None:
         self.attempt = attempt
         self.status = exchange.status
         self.headers: Mapping[str, str] = exchange.headers
-        self.body = body
-        self.completion = completion
+        self.whole = whole
         self._stream = stream
 
     @property
     def events(self) -> AsyncIterator[Event]:
         """The stream's events; iterating raises StreamCut if it breaks. Raises TypeError for a plain answer."""
         if self._stream is None:
-            raise TypeError("a plain answer has no events; it is in `body`")
+            raise TypeError("a plain answer has no events; it is in `whole`")
         return self._stream
 
     async def aclose(self) -> None:
@@ -129,6 +127,7 @@ class _History:
         self.attempts: list[Attempt] = []
         self.failure: AttemptFailed | None = None
         self.retry_after: float | None = None  # the soonest that a server named
+        self.untranslatable: CannotTranslate | None = None
 
     def failed(self, failure: AttemptFailed) -> None:
         self.failure = failure
@@ -156,6 +155,7 @@ class Dispatcher:
 
         Raises:
             UpstreamRefused: a replica answered 4xx; nothing further was tried.
+            CannotTranslate: no candidate's kind of server can be asked that.
             NoBackend: nothing answered.
             ValueError: no candidate, a backend that does not exist, or a header that HTTP does not allow.
         """
@@ -180,6 +180,10 @@ class Dispatcher:
                 dispatched = await _attempt(call, candidate, pool, replica, history, observer)
                 if dispatched is not None:
                     return dispatched
+                if history.untranslatable is not None:
+                    break  # no other replica of this kind of server can be asked either
+        if history.untranslatable is not None and not history.attempts:
+            raise history.untranslatable
         raise history.no_backend()
 
     def _in_order(self, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
@@ -219,10 +223,14 @@ async def _attempt(
 ) -> Dispatched | None:
     """One try on a replica that has been acquired; None if it failed in a way that another try may mend."""
     try:
-        request = replica.endpoint.post(call, candidate)
+        request = pool.dialect.post(replica.endpoint, call, candidate)
         number = len(history.attempts) + 1
         attempt = Attempt(str(uuid_utils.uuid7()), number, candidate, replica.base_url, time.time(), time.monotonic())
         observer.attempt_started(attempt)
+    except CannotTranslate as error:
+        pool.release(replica)
+        history.untranslatable = error
+        return None
     except BaseException:
         pool.release(replica)
         raise
@@ -239,7 +247,7 @@ async def _attempt(
         if failure.status is not None and _is_final(failure.status):  # a refusal dressed as an answer
             pool.succeeded(replica)
             ended("refused", str(failure))
-            raise UpstreamRefused(attempt, failure.status, {}, failure.body) from failure
+            raise UpstreamRefused(attempt, failure.status, {}, failure.body, failure.said) from failure
         pool.failed(replica, failure)
         ended(failure.outcome, f"{failure.kind}: {failure}")
         history.failed(failure)
@@ -280,15 +288,15 @@ async def _answer(call: Call, pool: Pool, replica: Replica, attempt: Attempt, re
     attempt.status_code = exchange.status
     try:
         if not 200 <= exchange.status < 300:
-            await _raise_error(exchange, attempt)
+            await _raise_error(pool.dialect, exchange, attempt)
         if exchange.headers.get("content-encoding", "identity") != "identity":
             raise AttemptFailed("protocol", "the answer is compressed although that was not asked for")
         if call.stream:
             return await _stream(call, pool, replica, attempt, exchange)
         body = await exchange.read_all(MAX_ANSWER_BYTES)
-        completion = decode_answer(body)
-        if completion.error is not None:
-            raise AttemptFailed.reported(completion.error)
+        whole = pool.dialect.answer(body, call)
+        if whole.completion.error is not None:
+            raise AttemptFailed.reported(whole.completion.error)
     except HttpFailure as failure:
         raise AttemptFailed.by(failure) from failure
     except MalformedAnswer as error:
@@ -299,13 +307,13 @@ async def _answer(call: Call, pool: Pool, replica: Replica, attempt: Attempt, re
     pool.release(replica)
     pool.succeeded(replica)
     _end(attempt, "success", None)
-    return Dispatched(attempt, exchange, body=body, completion=completion)
+    return Dispatched(attempt, exchange, whole=whole)
 
 
 async def _stream(call: Call, pool: Pool, replica: Replica, attempt: Attempt, exchange: Exchange) -> Dispatched:
     if exchange.headers.get("content-type", "").startswith("application/json"):  # an error, or a server that cannot
         body = await exchange.read_all(MAX_ANSWER_BYTES)
-        error = decode_answer(body).error
+        error = pool.dialect.error(body)
         raise AttemptFailed.reported(error) if error else AttemptFailed("protocol", "asked for a stream, got none")
 
     def ended(outcome: Outcome, failure: AttemptFailed | None) -> None:
@@ -317,13 +325,19 @@ async def _stream(call: Call, pool: Pool, replica: Replica, attempt: Attempt, ex
         _end(attempt, outcome, f"{failure.kind}: {failure}" if failure else None)
 
     choices = call.payload.get("n")
-    stream = EventStream(exchange, pool.timeouts.between_tokens_s, choices if isinstance(choices, int) else 1, ended)
+    stream = EventStream(
+        exchange,
+        pool.dialect.reader(call),
+        pool.timeouts.between_tokens_s,
+        choices if isinstance(choices, int) else 1,
+        ended,
+    )
     await stream.commit()
     attempt.first_content_s = time.monotonic() - attempt.started
     return Dispatched(attempt, exchange, stream=stream)
 
 
-async def _raise_error(exchange: Exchange, attempt: Attempt) -> NoReturn:
+async def _raise_error(dialect: Dialect, exchange: Exchange, attempt: Attempt) -> NoReturn:
     """Turn a status that is not 2xx into AttemptFailed or UpstreamRefused."""
     exchange.deadline = min(exchange.deadline, time.monotonic() + ERROR_BODY_S)
     try:
@@ -332,8 +346,8 @@ async def _raise_error(exchange: Exchange, attempt: Attempt) -> NoReturn:
         body = b""  # the status says enough
     status = exchange.status
     if _is_final(status):
-        raise UpstreamRefused(attempt, status, exchange.headers, body)
-    error = error_in(body)
+        raise UpstreamRefused(attempt, status, exchange.headers, body, dialect.error(body))
+    error = dialect.error(body)
     what = f"status {status}: {describe_error(error)}" if error else f"status {status}"
     kind: Literal["rate_limited", "upstream_error"] = "rate_limited" if status == 429 else "upstream_error"
     raise AttemptFailed(kind, what, retry_after=retry_after_s(exchange.headers))

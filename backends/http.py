@@ -1,7 +1,7 @@
 """The HTTP/1.1 client that requests to model servers go through: keep-alive connections around httptools' parser.
 
 It promises: a request is one write; a connection that the server closed while it was idle is replaced unseen; no
-proxies, redirects, decompression or cookies behind the caller's back. It knows nothing of models: `openai.py` writes
+proxies, redirects, decompression or cookies behind the caller's back. It knows nothing of models: a dialect writes
 requests, `dispatch.py` reads answers, `connection.py` is a connection from the inside. Why not a bigger library:
 `docs/decisions/001-http-client.md`; `bench/http_clients.py` measures it again.
 """
@@ -9,12 +9,16 @@ requests, `dispatch.py` reads answers, `connection.py` is a connection from the 
 from __future__ import annotations
 
 import asyncio
+import email.utils
+import math
+import re
 import ssl
 import time
+from collections.abc import Mapping
 
 from backends.connection import Connection, Exchange, FailureKind, HttpFailure, Origin
 
-__all__ = ["Exchange", "FailureKind", "HttpClient", "HttpFailure", "Origin"]
+__all__ = ["Exchange", "FailureKind", "HttpClient", "HttpFailure", "Origin", "retry_after_s"]
 
 TICK_S = 0.05  # how late a deadline may be noticed
 
@@ -122,3 +126,17 @@ class HttpClient:
         self._ticking = bool(self.active)
         if self._ticking:
             loop.call_later(TICK_S, self._tick, loop)
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Seconds to wait according to `retry-after-ms` or `retry-after` (seconds or date, RFC 9110 section 10.2.3)."""
+    try:
+        if "retry-after-ms" in headers:
+            seconds = float(headers["retry-after-ms"]) / 1000
+        elif re.fullmatch(r"[0-9]+(\.[0-9]+)?", value := headers.get("retry-after", "")):
+            seconds = float(value)
+        else:
+            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+    except (ValueError, OverflowError):
+        return None  # missing or neither form: the server said nothing
+    return max(0.0, seconds) if math.isfinite(seconds) else None

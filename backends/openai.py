@@ -7,52 +7,55 @@ credentials are sent unless configured, and that a server's odd but harmless typ
 
 from __future__ import annotations
 
-import email.utils
-import math
-import re
-import time
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
-from backends.attempt import Call, Candidate
-from backends.connection import Origin
+from backends.attempt import Answer, AttemptFailed, Call, Candidate, Event, Operation
+from backends.dialect import MalformedAnswer
+from backends.endpoint import Endpoint
 from backends.protocol import AnswerChoice, ChatChunk, ChatCompletion, ChunkChoice, Delta, Json, Usage
+from backends.sse import Parsed
 
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_OUR_HEADERS = frozenset(
-    ("host", "content-length", "transfer-encoding", "connection", "content-type", "accept-encoding", "x-request-id")
-)
+_PATHS: Mapping[Operation, str] = {
+    "chat": "/chat/completions",
+    "completions": "/completions",
+    "embeddings": "/embeddings",
+    "rerank": "/rerank",
+}
 _T = TypeVar("_T")
 _chunk = msgspec.json.Decoder(ChatChunk)
 _completion = msgspec.json.Decoder(ChatCompletion)
 
 
-class MalformedAnswer(ValueError):
-    """The server sent something that is not a JSON object."""
+class _Reader:
+    """Reads a stream: what arrives is already in the common form."""
+
+    def read(self, event: Parsed) -> Event | None:
+        raw, data, name = event
+        if data == b"[DONE]":
+            return Event(raw, data, None, True)
+        if name == b"error":
+            raise AttemptFailed.reported(error_in(data) or {})
+        chunk = decode_chunk(data)
+        if chunk.error is not None:
+            raise AttemptFailed.reported(chunk.error)
+        return Event(raw, data, chunk)
+
+    def commits(self, event: Event) -> bool:
+        return event.chunk is not None and has_content(event.chunk, event.data)
 
 
-class Endpoint:
-    """A replica's address with everything of a request's head that does not change.
+class OpenAIDialect:
+    """The bundled engine, OpenAI, and every server that is compatible with it. See `backends.dialect.Dialect`."""
 
-    Raises ValueError for a URL without scheme and host, and for headers that HTTP does not allow or that are ours.
-    """
+    name = "openai"
 
-    def __init__(self, base_url: str, api_key: str | None = None, headers: Mapping[str, str] | None = None) -> None:
-        self.base_url = base_url
-        self.origin = Origin(base_url)
-        own = {"user-agent": "tierline", **{name.lower(): value for name, value in (headers or {}).items()}}
-        if api_key:
-            own["authorization"] = f"Bearer {api_key}"
-        for name in own:
-            if name in _OUR_HEADERS:
-                raise ValueError(f"the header {name!r} is set by the gateway itself and cannot be configured")
-        self._head = f" HTTP/1.1\r\nhost: {self.origin.authority}\r\naccept-encoding: identity\r\n".encode()
-        self._head += _header_lines(own)
+    def headers(self, api_key: str | None) -> Mapping[str, str]:
+        return {"authorization": f"Bearer {api_key}"} if api_key else {}
 
-    def post(self, call: Call, candidate: Candidate) -> bytes:
-        """The bytes of a request. Raises ValueError if a header of the call is not allowed in HTTP."""
+    def post(self, endpoint: Endpoint, call: Call, candidate: Candidate) -> bytes:
         extra = call.extra(candidate) if callable(call.extra) else call.extra
         payload = {**call.payload, **extra, "model": candidate.upstream_model}
         if call.stream:
@@ -60,25 +63,19 @@ class Endpoint:
             payload["stream_options"] = {**(payload.get("stream_options") or {}), "include_usage": True}
         elif payload.get("stream"):
             payload["stream"] = False
-        body = msgspec.json.encode(payload)
-        changing = _header_lines({"x-request-id": call.request_id, **call.headers})
-        head = b"POST %b%b%b%bcontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-        return head % (self.origin.path.encode(), call.path.encode(), self._head, changing, len(body)) + body
+        return endpoint.post(_PATHS[call.operation], msgspec.json.encode(payload), call.request_id, call.headers)
 
-    def get(self, path: str) -> bytes:
-        """The bytes of a GET of an absolute path on this replica."""
-        return b"GET " + path.encode() + self._head + b"\r\n"
+    def reader(self, call: Call) -> _Reader:
+        return _Reader()
+
+    def answer(self, body: bytes, call: Call) -> Answer:
+        return Answer(body, decode_answer(body))
+
+    def error(self, body: bytes) -> Json | None:
+        return error_in(body)
 
 
-def _header_lines(headers: Mapping[str, str]) -> bytes:
-    lines = ""
-    for name, value in headers.items():
-        if not _HEADER_NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is not a header name")
-        if "\r" in value or "\n" in value or "\0" in value:
-            raise ValueError(f"the value of header {name!r} holds a line break or a null character")
-        lines += f"{name}: {value}\r\n"
-    return lines.encode("latin-1")
+OPENAI = OpenAIDialect()
 
 
 def decode_chunk(data: bytes) -> ChatChunk:
@@ -140,20 +137,6 @@ def error_in(body: bytes) -> Json | None:
         return _error_object(_object(body).get("error"))
     except MalformedAnswer:
         return None
-
-
-def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait according to `retry-after-ms` or `retry-after` (seconds or date, RFC 9110 section 10.2.3)."""
-    try:
-        if "retry-after-ms" in headers:
-            seconds = float(headers["retry-after-ms"]) / 1000
-        elif re.fullmatch(r"[0-9]+(\.[0-9]+)?", value := headers.get("retry-after", "")):
-            seconds = float(value)
-        else:
-            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-    except (ValueError, OverflowError):
-        return None  # missing or neither form: the server said nothing
-    return max(0.0, seconds) if math.isfinite(seconds) else None
 
 
 def _object(data: bytes) -> Json:

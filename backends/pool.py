@@ -16,8 +16,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 from backends.attempt import AttemptFailed
+from backends.dialect import Dialect
+from backends.endpoint import Endpoint
 from backends.http import HttpClient, HttpFailure
-from backends.openai import Endpoint
+from backends.openai import OPENAI
 
 FAILURES_TO_COOL = 3  # in a row; a refused connection counts as that many
 COOL_FIRST_S = 1.0
@@ -91,8 +93,9 @@ class Pool:
     Args:
         name: for messages and metrics.
         base_urls: one per replica, such as `http://10.0.0.1:8000/v1`; at least one.
-        api_key: sent as `Authorization: Bearer`; nothing is sent without one.
-        headers: more headers for every request.
+        api_key: sent as the dialect says; nothing is sent without one.
+        headers: more headers for every request; they win over those of the dialect.
+        dialect: how such a server is spoken to.
         max_outstanding: requests at once per replica.
         attempts: tries per candidate and request.
         client: the HTTP client, shared by all pools.
@@ -112,6 +115,7 @@ class Pool:
         timeouts: Timeouts | None = None,
         max_outstanding: int = 256,
         attempts: int = 2,
+        dialect: Dialect = OPENAI,
     ) -> None:
         if not base_urls:
             raise ValueError(f"the backend {name!r} has no base URL")
@@ -122,7 +126,9 @@ class Pool:
         self.timeouts = timeouts or Timeouts()
         self.max_outstanding = max_outstanding
         self.attempts = attempts
-        self.replicas = [Replica(Endpoint(url.rstrip("/"), api_key, headers)) for url in base_urls]
+        self.dialect = dialect
+        every = {**dialect.headers(api_key), **{name.lower(): value for name, value in (headers or {}).items()}}
+        self.replicas = [Replica(Endpoint(url.rstrip("/"), every)) for url in base_urls]
         self._probes: dict[Replica, asyncio.Task[None]] = {}
 
     def available(self) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from backends.attempt import AttemptFailed, CutKind, Event, Outcome, StreamCut
 from backends.connection import Exchange, HttpFailure
-from backends.openai import MalformedAnswer, decode_chunk, error_in, has_content
+from backends.dialect import MalformedAnswer, Reader
 from backends.sse import EventTooLarge, Parsed, SseParser
 
 # After its last finish reason a server has this long to send usage and [DONE]; without them the answer is still whole.
@@ -36,8 +36,11 @@ OnEnd = Callable[[Outcome, AttemptFailed | None], None]
 class EventStream:
     """Events of one exchange. Iterate it after `commit`; `aclose` it whatever happens."""
 
-    def __init__(self, exchange: Exchange, between_tokens_s: float, choices: int, on_end: OnEnd) -> None:
+    def __init__(
+        self, exchange: Exchange, reader: Reader, between_tokens_s: float, choices: int, on_end: OnEnd
+    ) -> None:
         self._exchange = exchange
+        self._reader = reader
         self._between_tokens_s = between_tokens_s
         self._choices = choices  # how many must finish
         self._on_end: OnEnd | None = on_end
@@ -109,31 +112,28 @@ class EventStream:
             self._fail(AttemptFailed("disconnected", "the stream ended before the answer was whole"))
 
     def _take(self, parsed: Parsed) -> None:
-        raw, data, name = parsed
-        if data == b"[DONE]":
+        try:
+            event = self._reader.read(parsed)
+        except AttemptFailed as failure:
+            self._fail(failure)
+            return
+        if event is None:
+            return
+        if event.chunk is not None:
+            for choice in event.chunk.choices:
+                if choice.finish_reason:
+                    self._finished.add(choice.index)
             if not self._committed:
-                self._fail(AttemptFailed("upstream_error", "the stream was finished before any content came"))
-                return
-            self._ready.append(Event(raw, data, None, True))
+                self._committed = self._reader.commits(event)
+        if not event.done:
+            self._ready.append(event)
+        elif not self._committed:
+            self._fail(AttemptFailed("upstream_error", "the stream was finished before any content came"))
+        else:
+            self._ready.append(event)
             self._over = True
             self._exchange.finish()
             self._end("success", None)
-            return
-        error = error_in(data) if name == b"error" else None
-        if name == b"error" and error is None:
-            error = {}
-        if error is None:
-            chunk = decode_chunk(data)
-            error = chunk.error
-        if error is not None:
-            self._fail(AttemptFailed.reported(error))
-            return
-        for choice in chunk.choices:
-            if choice.finish_reason:
-                self._finished.add(choice.index)
-        if not self._committed:
-            self._committed = has_content(chunk, data)
-        self._ready.append(Event(raw, data, chunk))
 
     def _fail(self, failure: AttemptFailed) -> None:
         self._failure = failure

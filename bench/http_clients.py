@@ -76,7 +76,7 @@ def _dispatch(base_url: str) -> tuple[Send, Close]:
 
     async def send(body: bytes) -> int:
         payload = json.loads(body)
-        call = Call(payload, "/chat/completions", payload["stream"], "request-1")
+        call = Call(payload, "chat", payload["stream"], "request-1")
         candidate = Candidate("mock", "small", "mock", payload["model"])
         answer = await dispatcher.open(call, [candidate], observer)
         events = 0

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from backends.attempt import Call, NoBackend, UpstreamRefused
+from backends.dialect import CannotTranslate
 from backends.dispatch import Dispatched
 from gateway.accounting import Accounting
 from gateway.dialects.errors import BadRequest, GatewayError, RateLimited, Unavailable
@@ -14,8 +13,6 @@ from gateway.life import Life
 
 if TYPE_CHECKING:
     from gateway.services import Services
-
-PATH = "/chat/completions"
 
 
 async def dispatch(services: Services, life: Life, accounting: Accounting) -> Dispatched:
@@ -26,7 +23,7 @@ async def dispatch(services: Services, life: Life, accounting: Accounting) -> Di
     """
     call = Call(
         payload=life.payload,
-        path=PATH,
+        operation="chat",
         stream=life.stream,
         request_id=life.request_id,
         deadline=life.deadline,
@@ -36,6 +33,8 @@ async def dispatch(services: Services, life: Life, accounting: Accounting) -> Di
         return await services.dispatcher.open(call, life.candidates, accounting)
     except UpstreamRefused as error:
         raise _refusal(error) from error
+    except CannotTranslate as error:
+        raise BadRequest(str(error), code="unsupported_parameter", param=error.param) from error
     except NoBackend as error:
         headers = {} if error.retry_after is None else {"retry-after": str(max(1, round(error.retry_after)))}
         if error.status == 429:
@@ -56,11 +55,7 @@ def _refusal(error: UpstreamRefused) -> GatewayError:
             code="backend_credentials",
         )
     message, code, kind, param = f"The backend refused the request with status {error.status}.", None, None, None
-    try:
-        said = msgspec.json.decode(error.body).get("error")
-    except (msgspec.DecodeError, AttributeError):
-        said = None
-    if isinstance(said, dict):
+    if (said := error.said) is not None:
         message = str(said.get("message") or message)
         code, kind, param = (said.get(name) for name in ("code", "type", "param"))
     return BadRequest(

@@ -29,12 +29,12 @@ async def relay(
     try:
         if life.stream:
             return await _relay_stream(exchange, life, accounting, answer, keep)
-        if answer.completion is not None:
-            life.meter.see_whole(answer.completion)
+        assert answer.whole is not None
+        life.meter.see_whole(answer.whole.completion)
         accounting.answered("success")
         life.status = answer.status
-        await exchange.respond(answer.status, [JSON_TYPE, *life.headers(), life.cost_header()], answer.body)
-        return [answer.body]
+        await exchange.respond(answer.status, [JSON_TYPE, *life.headers(), life.cost_header()], answer.whole.body)
+        return [answer.whole.body]
     finally:
         await answer.aclose()
 

@@ -96,7 +96,7 @@ class Bench:
             name, _, pool = model.partition("@")
             candidates.append(Candidate(name.partition(",")[0], "small", pool or "main", name))
         payload = {"model": "public", "messages": [{"role": "user", "content": "hello"}], **options.pop("payload", {})}
-        call = Call(payload, "/chat/completions", stream, "req-1", **options)
+        call = Call(payload, "chat", stream, "req-1", **options)
         return await self.dispatcher.open(call, candidates, self.observer)
 
     def outcomes(self) -> list[str]:

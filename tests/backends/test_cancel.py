@@ -153,7 +153,7 @@ async def test_an_observer_that_objects_stops_the_call(bench, mock):
     bench.pool("main", mock)
     with pytest.raises(RuntimeError, match="journal"):
         await bench.dispatcher.open(
-            Call({"messages": []}, "/chat/completions", False, "r"), [Candidate("m", "small", "main", "m")], Objecting()
+            Call({"messages": []}, "chat", False, "r"), [Candidate("m", "small", "main", "m")], Objecting()
         )
     assert mock.requests == 0
 

@@ -36,8 +36,8 @@ async def test_plain_answer_is_returned_byte_for_byte(bench, mock):
     bench.pool("main", mock)
     answer = await bench.open(stream=False)
     assert answer.status == 200
-    assert msgspec.json.decode(answer.body)["x_unknown"] == {"kept": 0.7}
-    assert answer.completion.usage.completion_tokens == 34
+    assert msgspec.json.decode(answer.whole.body)["x_unknown"] == {"kept": 0.7}
+    assert answer.whole.completion.usage.completion_tokens == 34
     assert answer.attempt.outcome == "success"
     assert answer.attempt.status_code == 200
     with pytest.raises(TypeError, match="no events"):
@@ -115,7 +115,7 @@ async def test_no_credentials_are_sent_unless_configured(bench, mock):
 async def test_payload_is_not_changed(bench, mock):
     bench.pool("main", mock)
     payload = {"model": "public", "messages": [], "stream": True}
-    call = Call(payload, "/chat/completions", False, "r")
+    call = Call(payload, "chat", False, "r")
     await bench.dispatcher.open(call, [Candidate("m", "small", "main", "up")], bench.observer)
     assert payload == {"model": "public", "messages": [], "stream": True}
     assert msgspec.json.decode(mock.records[-1].body)["stream"] is False
@@ -134,7 +134,7 @@ async def test_wrong_candidates_are_named(bench, mock):
     with pytest.raises(ValueError, match="has no pool"):
         await bench.open("mock@nowhere")
     with pytest.raises(ValueError, match="at least one"):
-        await bench.dispatcher.open(Call({}, "/x", False, "r"), [], bench.observer)
+        await bench.dispatcher.open(Call({}, "chat", False, "r"), [], bench.observer)
 
 
 async def test_split_characters_and_events_arrive_whole(bench, mock):

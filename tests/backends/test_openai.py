@@ -8,8 +8,10 @@ import time
 import msgspec
 import pytest
 
+from backends.dialect import MalformedAnswer
 from backends.dispatch import NoBackend, StreamCut
-from backends.openai import MalformedAnswer, decode_answer, decode_chunk, has_content, retry_after_s
+from backends.http import retry_after_s
+from backends.openai import decode_answer, decode_chunk, has_content
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"  # its body ends with the connection
 

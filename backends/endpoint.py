@@ -1,0 +1,57 @@
+"""A replica's address on the wire: the bytes of a request to it, with everything that does not change made once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from backends.connection import Origin
+
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_OUR_HEADERS = frozenset(
+    ("host", "content-length", "transfer-encoding", "connection", "content-type", "accept-encoding", "x-request-id")
+)
+
+
+class Endpoint:
+    """A replica's address and its fixed headers.
+
+    Raises ValueError for a URL without scheme and host, and for headers that HTTP does not allow or that are ours.
+    """
+
+    def __init__(self, base_url: str, headers: Mapping[str, str] | None = None) -> None:
+        self.base_url = base_url
+        self.origin = Origin(base_url)
+        own = {"user-agent": "tierline", **{name.lower(): value for name, value in (headers or {}).items()}}
+        for name in own:
+            if name in _OUR_HEADERS:
+                raise ValueError(f"the header {name!r} is set by the gateway itself and cannot be configured")
+        self._head = f" HTTP/1.1\r\nhost: {self.origin.authority}\r\naccept-encoding: identity\r\n".encode()
+        self._head += _header_lines(own)
+
+    def post(self, path: str, body: bytes, request_id: str, headers: Mapping[str, str]) -> bytes:
+        """The bytes of a POST of JSON to `path` below the base URL.
+
+        Raises:
+            ValueError: a header that HTTP does not allow.
+        """
+        changing = b"x-request-id: %b\r\n" % request_id.encode()
+        if headers:
+            changing += _header_lines(headers)
+        head = b"POST %b%b%b%bcontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        return head % (self.origin.path.encode(), path.encode(), self._head, changing, len(body)) + body
+
+    def get(self, path: str) -> bytes:
+        """The bytes of a GET of an absolute path on this replica."""
+        return b"GET " + path.encode() + self._head + b"\r\n"
+
+
+def _header_lines(headers: Mapping[str, str]) -> bytes:
+    lines = ""
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is not a header name")
+        if "\r" in value or "\n" in value or "\0" in value:
+            raise ValueError(f"the value of header {name!r} holds a line break or a null character")
+        lines += f"{name}: {value}\r\n"
+    return lines.encode("latin-1")
