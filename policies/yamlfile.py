@@ -6,8 +6,9 @@ reported as `FILE:LINE:COLUMN: message` with a suggestion where a known name is 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -123,11 +124,9 @@ def parse(text: str, file: str) -> Document:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         data = yaml.load(text, Loader=_UniqueKeyLoader)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
+        mark, what = _fault(text, error)
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-        raise InvalidFile(
-            [Problem(file, line, column, f"not valid YAML: {error.problem or error.context}.")]
-        ) from error
+        raise InvalidFile([Problem(file, line, column, f"not valid YAML: {what}.")]) from error
     except yaml.YAMLError as error:
         raise InvalidFile([Problem(file, 1, 1, f"not valid YAML: {error}.")]) from error
     except RecursionError as error:
@@ -137,6 +136,31 @@ def parse(text: str, file: str) -> Document:
     if root is not None and not _walk(root, keys, values):
         raise InvalidFile([Problem(file, 1, 1, "not valid YAML: aliases that repeat each other make it too large.")])
     return Document(file, data, keys, values, tuple(text.split("\n")))
+
+
+def _fault(text: str, error: yaml.MarkedYAMLError) -> tuple[yaml.Mark | None, str]:
+    """Where to look, and what is wrong. What is never closed is shown where it opens, not where the parser gave up."""
+    mark, opened = error.problem_mark or error.context_mark, error.context_mark
+    what, context = str(error.problem or error.context), error.context or ""
+    if mark is None or opened is None:
+        return mark, what
+    if context == "while scanning a quoted scalar":
+        return opened, "the quote that opens here is not closed"
+    if context.startswith("while parsing a flow") and mark.line > opened.line:
+        bracket = "[" if context.endswith("sequence") else "{"
+        return opened, f"the '{bracket}' that opens here is not closed: {what} in line {mark.line + 1}"
+    # Another quote further down closes it, and what that one should have opened follows without a blank.
+    for token in _tokens(text):
+        quoted = isinstance(token, yaml.ScalarToken) and token.style in ("'", '"')
+        if quoted and token.end_mark.index == mark.index and token.start_mark.line < mark.line:
+            return token.start_mark, f"the quote that opens here is closed by the one in line {mark.line + 1} only"
+    return mark, what
+
+
+def _tokens(text: str) -> Iterator[yaml.Token]:
+    """The tokens up to the first that is none."""
+    with contextlib.suppress(yaml.YAMLError):
+        yield from yaml.scan(text, Loader=yaml.SafeLoader)
 
 
 # Aliases can make a small text stand for a huge (or endless) tree; no configuration is near this many nodes.

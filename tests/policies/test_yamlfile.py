@@ -68,7 +68,12 @@ def test_all_faults_at_once_in_order() -> None:
     [
         ("name: a\nname: b\n", 2, "stands twice"),
         ("name: a\nitems:\n  - size: 1\n    size: 2\n", 4, "stands twice"),
-        ("name: [a\n", 2, "not valid YAML"),
+        ("name: [a\nitems: [b]\n", 1, "the '[' that opens here is not closed"),
+        ("a: 1\nname: {b: 1\n", 2, "the '{' that opens here is not closed"),
+        ("name: [a b: c: d]\n", 1, "not valid YAML"),
+        ('a: 1\nname: "b\nc: 2\nd: 3\n', 2, "the quote that opens here is not closed"),
+        ("a: 1\nname: 'b\nc: 2\nd: 'e'\n", 2, "the quote that opens here is closed by the one in line 4 only"),
+        ('name: "b\n  c" d\n', 2, "<scalar>"),
         ("name: a\n\tx: 1\n", 2, "not valid YAML"),
         ("? [a, b]\n: 1\n", 1, "simple value"),
         ("name: a\n---\nname: b\n", 2, "not valid YAML"),
