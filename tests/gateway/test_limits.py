@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.access.counters_memory import LATE_SETTLE_S, MemoryLimiter
+from gateway.access.counters_memory import MemoryLimiter
+from gateway.access.counting import LATE_SETTLE_S
 from gateway.access.holds import OutputEstimator
 from gateway.access.limits import Admission, BudgetExhausted, Grant, Limiter, LimitExceeded, Refused, Scope
 
