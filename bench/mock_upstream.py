@@ -1,4 +1,4 @@
-"""An upstream that speaks the OpenAI dialect as fast as Python can and misbehaves on request.
+"""An upstream that answers as fast as Python can and misbehaves on request; it speaks the OpenAI dialect or another.
 
 It is the other end of the gateway's benchmarks and of the tests of `backends/`: a raw asyncio protocol on one core,
 whose behaviour is chosen by the model name because every gateway forwards that. A name is `KIND,option=value,...`;
@@ -23,6 +23,8 @@ from typing import cast
 import httptools
 import msgspec
 import uvloop
+
+from bench.mock_wire import OpenAIWire, Record, Wire, http_answer, sse
 
 KINDS = ("answer", "status", "hang", "close", "drop", "cut", "end", "stall", "error", "garbage")
 
@@ -67,92 +69,25 @@ class _Asked(msgspec.Struct):
     stream_options: dict[str, bool] | None = None
 
 
-@dataclasses.dataclass(slots=True)
-class Record:
-    """One request as the mock saw it. `outcome`: running, answered, fault, client-gone."""
-
-    path: str
-    model: str
-    stream: bool
-    headers: dict[str, str]
-    body: bytes
-    received_at: float
-    events: int = 0
-    outcome: str = "running"
-    ended_at: float | None = None
-
-
 _ASK = msgspec.json.Decoder(_Asked)
-_USAGE = {"prompt_tokens": 12, "completion_tokens": 34, "total_tokens": 46}
-_PLAIN = {
-    "id": "chatcmpl-mock0001",
-    "object": "chat.completion",
-    "created": 1_700_000_000,
-    "model": "mock",
-    "choices": [
-        {
-            "index": 0,
-            "message": {
-                "role": "assistant",
-                "content": "The Rhine flows through Switzerland and Germany, the Danube through Austria, and "
-                "the Loire through France alone; each of the three has shaped the towns on its banks.",
-                "refusal": None,
-            },
-            "logprobs": None,
-            "finish_reason": "stop",
-        }
-    ],
-    "usage": _USAGE,
-    "system_fingerprint": "fp_mock",
-    "x_unknown": {"kept": 0.7},
-}
-_CHUNK = (
-    b'{"id":"chatcmpl-mock0001","object":"chat.completion.chunk","created":1700000000,"model":"mock","choices":[%b]}'
-)
 _EMBEDDING = {
     "object": "list",
     "model": "mock",
     "data": [{"object": "embedding", "index": 0, "embedding": [0.125] * 16}],
     "usage": {"prompt_tokens": 5, "total_tokens": 5},
 }
-_REASONS = {200: b"OK", 400: b"Bad Request", 404: b"Not Found", 429: b"Too Many Requests"}
-
-
-def _http(status: int, body: bytes, *, extra: bytes = b"", content_type: bytes = b"application/json") -> bytes:
-    reason = _REASONS.get(status, b"Mock")
-    head = b"HTTP/1.1 %d %b\r\nserver: mock\r\ncontent-type: %b\r\n%bcontent-length: %d\r\n\r\n"
-    return head % (status, reason, content_type, extra, len(body)) + body
-
-
-def _error(message: str, code: int) -> bytes:
-    return msgspec.json.encode({"error": {"message": message, "type": "mock_error", "code": code or None}})
-
-
-def _sse(data: bytes) -> bytes:
-    event = b"data: " + data + b"\n\n"
-    return b"%x\r\n%b\r\n" % (len(event), event)
-
-
-def _choice(delta: bytes, finish: bytes = b"null") -> bytes:
-    return _sse(_CHUNK % (b'{"index":0,"delta":%b,"logprobs":null,"finish_reason":%b}' % (delta, finish)))
-
-
-_ANSWER = _http(200, msgspec.json.encode(_PLAIN))
 _STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\nserver: mock\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
     b"cache-control: no-cache\r\ntransfer-encoding: chunked\r\n\r\n"
 )
-_ROLE = _choice(b'{"role":"assistant","content":""}')
-_FINISH = _choice(b"{}", b'"stop"')
-_USAGE_EVENT = _sse(_CHUNK[:-1] % b"" + b',"usage":' + msgspec.json.encode(_USAGE) + b"}")
-_DONE = _sse(b"[DONE]")
 _LAST = b"0\r\n\r\n"
 
 
 class MockUpstream:
     """The server. `records` are the latest requests; `override` replaces every request's behaviour by a model name."""
 
-    def __init__(self) -> None:
+    def __init__(self, wire: Wire | None = None) -> None:
+        self.wire: Wire = wire or OpenAIWire()
         self.records: deque[Record] = deque(maxlen=2000)
         self.connections: set[_Connection] = set()
         self.accepted = 0  # connections, ever
@@ -266,32 +201,34 @@ class _Connection(asyncio.Protocol):
             asked = _ASK.decode(body)
             chosen = self.mock.choose(asked.model)
         except (msgspec.MsgspecError, ValueError) as error:
-            self.transport.write(_http(400, _error(str(error), 400)))
+            self.transport.write(http_answer(400, self.mock.wire.error(str(error), 400)))
             return
-        self.record = Record(url, asked.model, asked.stream, headers, body, time.monotonic())
+        usage = bool(asked.stream_options and asked.stream_options.get("include_usage"))
+        self.record = Record(url, asked.model, asked.stream, headers, body, time.monotonic(), usage)
         self.mock.records.append(self.record)
         self.mock.requests += 1
         if url.endswith("/embeddings"):
-            self._finish(_http(200, msgspec.json.encode(_EMBEDDING)))
+            self._finish(http_answer(200, msgspec.json.encode(_EMBEDDING)))
+        elif refusal := self.mock.wire.refusal(self.record):
+            self._finish(refusal)
         elif chosen.kind == "answer" and not asked.stream and not chosen.delay_ms:
-            self._finish(_ANSWER)
+            self._finish(self.mock.wire.answer(self.record))
         else:
-            usage = bool(asked.stream_options and asked.stream_options.get("include_usage"))
-            serve = self._stream(chosen, usage) if asked.stream else self._plain(chosen)
+            serve = self._stream(chosen, self.record) if asked.stream else self._plain(chosen, self.record)
             self.task = asyncio.get_running_loop().create_task(serve)
         self.mock.changed()
 
     def _get(self, url: str) -> bytes:
         if url.endswith("/health"):
-            return _http(200 if self.mock.healthy else 503, b"{}")
+            return http_answer(200 if self.mock.healthy else 503, b"{}")
         if url.endswith("/models"):
-            return _http(200, b'{"object":"list","data":[{"id":"mock","object":"model","owned_by":"mock"}]}')
+            return http_answer(200, b'{"object":"list","data":[{"id":"mock","object":"model","owned_by":"mock"}]}')
         if url.endswith("/__mock/records"):
-            return _http(200, msgspec.json.encode([dataclasses.replace(r, body=b"") for r in self.mock.records]))
+            return http_answer(200, msgspec.json.encode([dataclasses.replace(r, body=b"") for r in self.mock.records]))
         if url.endswith("/__mock/counts"):
             events = sum(record.events for record in self.mock.records)
-            return _http(200, msgspec.json.encode({"requests": self.mock.requests, "events": events}))
-        return _http(404, _error("no such path", 404))
+            return http_answer(200, msgspec.json.encode({"requests": self.mock.requests, "events": events}))
+        return http_answer(404, self.mock.wire.error("no such path", 404))
 
     def _ended(self, outcome: str) -> None:
         if self.record is not None and self.record.outcome == "running":
@@ -308,7 +245,7 @@ class _Connection(asyncio.Protocol):
         if chosen.kind == "status":
             extra = f"retry-after: {chosen.retry_after}\r\n".encode() if chosen.retry_after else b""
             message = f"the mock was asked for status {chosen.status}"
-            self._finish(_http(chosen.status, _error(message, chosen.status), extra=extra))
+            self._finish(http_answer(chosen.status, self.mock.wire.error(message, chosen.status), extra=extra))
         elif chosen.kind == "hang":
             await asyncio.Event().wait()
         elif chosen.kind == "close":
@@ -317,29 +254,30 @@ class _Connection(asyncio.Protocol):
             return False
         return True
 
-    async def _plain(self, chosen: Behaviour) -> None:
+    async def _plain(self, chosen: Behaviour, record: Record) -> None:
         if chosen.delay_ms:
             await asyncio.sleep(chosen.delay_ms / 1000)
         if await self._fault(chosen):
             return
+        wire = self.mock.wire
         if chosen.kind in ("answer", "drop"):
-            self._finish(_ANSWER)
+            self._finish(wire.answer(record))
             if chosen.kind == "drop":
                 self.transport.close()
         elif chosen.kind in ("cut", "stall", "end"):
-            self.transport.write(_ANSWER[:-100])
+            self.transport.write(wire.answer(record)[:-100])
             if chosen.kind == "stall":
                 await asyncio.Event().wait()
             self._ended("fault")
             self.transport.close()
         else:
-            self._finish(_http(200, _error("upstream failed", chosen.code) if chosen.kind == "error" else b"{oops"))
+            wrong = wire.error("upstream failed", chosen.code) if chosen.kind == "error" else b"{oops"
+            self._finish(http_answer(200, wrong))
 
-    async def _stream(self, chosen: Behaviour, usage: bool) -> None:
-        assert self.record is not None
+    async def _stream(self, chosen: Behaviour, record: Record) -> None:
         if await self._fault(chosen):
             return
-        async for piece in self._events(chosen, usage):
+        async for piece in self._events(chosen, record):
             await self.writable.wait()
             if chosen.piece:
                 for start in range(0, len(piece), chosen.piece):
@@ -347,7 +285,7 @@ class _Connection(asyncio.Protocol):
                     await asyncio.sleep(0)
             else:
                 self.transport.write(piece)
-            self.record.events += 1
+            record.events += 1
         if chosen.kind == "cut":
             self.abort()
         elif chosen.kind == "stall" or chosen.linger:
@@ -358,30 +296,31 @@ class _Connection(asyncio.Protocol):
             if chosen.kind == "drop":
                 self.transport.close()
 
-    async def _events(self, chosen: Behaviour, usage: bool) -> AsyncIterator[bytes]:
-        yield _STREAM_HEAD + _ROLE
+    async def _events(self, chosen: Behaviour, record: Record) -> AsyncIterator[bytes]:
+        wire = self.mock.wire
+        yield _STREAM_HEAD + wire.start(record)
         whole = chosen.kind in ("answer", "drop")
         if chosen.first_ms:
             await asyncio.sleep(chosen.first_ms / 1000)
         for _ in range(chosen.pings):
             await asyncio.sleep(chosen.interval_ms / 1000)
-            yield b"8\r\n: ping\n\n\r\n"
+            yield wire.ping
         pad = b"\xc3\xa4" * (chosen.pad // 2) + b"x" * (chosen.pad % 2)
         for number in range(chosen.chunks if whole else chosen.after):
             if number and chosen.interval_ms:
                 await asyncio.sleep(chosen.interval_ms / 1000)
-            yield _choice(b'{"content":"t=%d %b"}' % (time.monotonic_ns(), pad))
+            yield wire.text(record, pad)
         if chosen.kind == "error":
-            yield _sse(_error("upstream failed in mid-stream", chosen.code))
+            yield wire.error_event("upstream failed in mid-stream", chosen.code)
         elif chosen.kind == "garbage":
-            yield _sse(b"{oops")
+            yield sse(b"{oops")
         elif whole:
-            yield _FINISH + (_USAGE_EVENT if usage else b"") + _DONE
+            yield wire.finish(record)
 
 
-async def serve(host: str, port: int) -> None:
+async def serve(host: str, port: int, wire: Wire | None = None) -> None:
     """Serve until SIGTERM or SIGINT; prints the base URL once it listens."""
-    mock = MockUpstream()
+    mock = MockUpstream(wire)
     await mock.start(port, host)
     print(mock.base_url, flush=True)
     stopped = asyncio.Event()
