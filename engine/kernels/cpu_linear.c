@@ -10,16 +10,24 @@
  * x is quantised per block of 32 to 16-bit integers, x = step * (256 h + l) with h and l signed bytes: finer than the
  * bfloat16 it may come from, and 32-bit sums of byte products are exact. Then, per block,
  *   y += scale * step * (256 sum(u h) + sum(u l)) + minimum * sum(x),
- * block after block, whatever the number of rows: a row's result does not depend on the others.
+ * block after block, whatever the number of rows: a row's result does not depend on the others. Without the instruction
+ * for byte products, AVX2's for pairs of 16-bit integers multiplies the whole x; elsewhere floats do. All give the same.
  */
 #include "cpu_common.h"
 #include "cpu_pool.h"
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__F16C__) && !defined(TIERLINE_PORTABLE)
 #define USE_VNNI 1
-#include <immintrin.h>
 #else
 #define USE_VNNI 0
+#endif
+#if !USE_VNNI && defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && !defined(TIERLINE_PORTABLE)
+#define USE_AVX2 1
+#else
+#define USE_AVX2 0
+#endif
+#if USE_VNNI || USE_AVX2
+#include <immintrin.h>
 #endif
 
 #define BLOCK 32
@@ -34,6 +42,8 @@
 typedef struct {
 #if USE_VNNI
     int8_t high[BLOCK], low[BLOCK];
+#elif USE_AVX2
+    int16_t values[BLOCK]; /* of each four columns, the second and the third change places */
 #else
     float values[BLOCK]; /* integers */
 #endif
@@ -80,6 +90,10 @@ INLINE void quantise(const void *x, long at, x_block *out, int type) {
         i8x16 high8 = __builtin_convertvector(high, i8x16), low8 = __builtin_convertvector(value - high * 256, i8x16);
         memcpy(out->high + LANES * half, &high8, sizeof high8);
         memcpy(out->low + LANES * half, &low8, sizeof low8);
+#elif USE_AVX2
+        __m256i words = (__m256i)__builtin_convertvector(value, i16x16);
+        words = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xd8), 0xd8);
+        memcpy(out->values + LANES * half, &words, sizeof words);
 #else
         store(out->values, LANES * half, __builtin_convertvector(value, f32x16), F32);
 #endif
@@ -136,6 +150,57 @@ INLINE void tile_sums(const uint8_t *w, const uint16_t *scales, const x_block *x
         }
     }
     UNROLL for (int m = 0; m < rows; m++) _mm512_storeu_ps((float *)(sums + m), acc[m]);
+}
+#elif USE_AVX2
+INLINE __m256i two_columns(const int16_t *x) {
+    int32_t words;
+    memcpy(&words, x, sizeof words);
+    return _mm256_set1_epi32(words);
+}
+
+/* Weights as 16-bit words: a mask and shifts leave columns 0 and 2 of four in one vector, 1 and 3 in the next. */
+INLINE void tile_sums(const uint8_t *w, const uint16_t *scales, const x_block *x, long blocks, int rows, int bits,
+                      f32x16 *sums) {
+    const __m256i mask = _mm256_set1_epi16(bits == 4 ? 15 : 255);
+    __m256 acc[GROUP][2];
+    UNROLL for (int m = 0; m < rows; m++) acc[m][0] = acc[m][1] = _mm256_setzero_ps();
+    for (long b = 0; b < blocks; b++, w += 64 * bits, scales += 32, x += rows) {
+        if (rows == 1) { /* as fast as memory: ask for weights before they are needed */
+            UNROLL for (int j = 0; j < bits; j++) __builtin_prefetch(w + 64 * (bits * BLOCKS_AHEAD + j));
+            __builtin_prefetch(scales + 32 * BLOCKS_AHEAD);
+        }
+        __m256i dots[GROUP][2]; /* 8 rows of W each */
+        UNROLL for (int m = 0; m < rows; m++) dots[m][0] = dots[m][1] = _mm256_setzero_si256();
+        UNROLL for (int j = 0; j < bits; j++) {
+            __m256i bytes[2];
+            UNROLL for (int half = 0; half < 2; half++)
+                bytes[half] = _mm256_loadu_si256((const __m256i *)(w + 64 * j + 32 * half));
+            UNROLL for (int shift = 0; shift < 16; shift += bits) {
+                int at = 4 * j + shift / 8 * 2 + shift % 8 * 4; /* where x has these columns */
+                __m256i u[2];
+                UNROLL for (int half = 0; half < 2; half++)
+                    u[half] = _mm256_and_si256(_mm256_srli_epi16(bytes[half], shift), mask);
+                UNROLL for (int m = 0; m < rows; m++) {
+                    __m256i pair = two_columns(x[m].values + at);
+                    UNROLL for (int half = 0; half < 2; half++) {
+                        dots[m][half] = _mm256_add_epi32(dots[m][half], _mm256_madd_epi16(u[half], pair));
+                        /* Compilers like to add many products later, and run out of registers. */
+                        __asm__("" : "+x"(dots[m][half]));
+                    }
+                }
+            }
+        }
+        UNROLL for (int half = 0; half < 2; half++) {
+            __m256 scale = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(scales + 8 * half)));
+            __m256 minimum = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(scales + 16 + 8 * half)));
+            UNROLL for (int m = 0; m < rows; m++) {
+                __m256 step = _mm256_mul_ps(scale, _mm256_set1_ps(x[m].step));
+                acc[m][half] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[m][half]), step, acc[m][half]);
+                acc[m][half] = _mm256_fmadd_ps(minimum, _mm256_set1_ps(x[m].sum), acc[m][half]);
+            }
+        }
+    }
+    UNROLL for (int m = 0; m < rows; m++) memcpy(sums + m, acc[m], sizeof acc[m]);
 }
 #else
 /* float16 to float32: the exponent is moved by a product, which is exact for subnormals too. */

@@ -35,10 +35,17 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=[
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
 
 
-@pytest.fixture(scope="module", params=["this processor", "portable"])
+_BUILDS: dict[str, tuple[str, ...]] = {
+    "this processor": (),
+    "without AVX-512": ("-mno-avx512f",),
+    "portable": ("-DTIERLINE_PORTABLE", "-mno-avx512f", "-O1"),
+}
+
+
+@pytest.fixture(scope="module", params=_BUILDS)
 def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
-    """The kernels as built for this processor, and as built where it lacks byte products and wide vectors."""
-    return native.build(("-DTIERLINE_PORTABLE", "-mno-avx512f", "-O1") if request.param == "portable" else ())
+    """The kernels as built for this processor, for one with shorter vectors, and for one without integer products."""
+    return native.build(_BUILDS[request.param])
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
