@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from backends.connection import FailureKind, HttpFailure
+from backends.errors import recognised
 from backends.protocol import ChatChunk, ChatCompletion
 
 Outcome = Literal["running", "success", "error", "timeout", "cancelled", "cut", "refused"]
@@ -111,7 +112,8 @@ class Event(msgspec.Struct, gc=False):
 
     `chunk` is what it says in the common form: None for one that says nothing there, such as `[DONE]`. A chunk with
     `usage` exists even if the client did not ask for it, because the backend is always asked to report usage. `dialect`
-    is the one that `raw` is written in; `done` marks the server's own last event.
+    is the one that `raw` is written in; `done` marks the server's own last event, `idle` one that only keeps the
+    connection alive: it is relayed, but does not count as progress.
     """
 
     raw: bytes
@@ -119,6 +121,7 @@ class Event(msgspec.Struct, gc=False):
     chunk: ChatChunk | None
     done: bool = False
     dialect: str = "openai"
+    idle: bool = False
 
 
 class Answer(msgspec.Struct, gc=False):
@@ -136,9 +139,9 @@ class BackendError(Exception):
 class UpstreamRefused(BackendError):
     """A replica answered 4xx (not 408, not 429): the request itself is at fault, so nothing was retried.
 
-    `status`, `headers` and `body` are the replica's; `said` is the error object in the body, if it has one. For 401
-    and 403 the fault lies in the gateway's own credentials (`credentials_fault`), and the body may quote them: tell the
-    client 502 instead.
+    `status`, `headers` and `body` are the replica's; `said` is the error object in the body, if it has one. For 401,
+    402 and 403 the fault lies in the gateway's own credentials or account (`credentials_fault`), and the body may quote
+    them: tell the client 502 instead.
     """
 
     def __init__(
@@ -150,7 +153,7 @@ class UpstreamRefused(BackendError):
         self.headers = headers
         self.body = body
         self.said = said
-        self.credentials_fault = status in (401, 403)
+        self.credentials_fault = status in (401, 402, 403)
 
 
 class NoBackend(BackendError):
@@ -202,12 +205,12 @@ class AttemptFailed(Exception):
 
     @classmethod
     def reported(cls, error: Mapping[str, Any]) -> AttemptFailed:
-        """An error object in an answer of status 200."""
-        code = error.get("code", error.get("status"))
-        status = code if isinstance(code, int) and 400 <= code <= 599 else None
-        kind: Literal["rate_limited", "upstream_error"] = "rate_limited" if status == 429 else "upstream_error"
+        """An error object in an answer of status 200; its `code` or `status` may say which one it deserved."""
+        codes = (error.get("code"), error.get("status"))
+        status = next((code for code in codes if isinstance(code, int) and 400 <= code <= 599), None)
         body = msgspec.json.encode({"error": error})
-        return cls(kind, f"the answer was an error: {describe_error(error)}", status=status, body=body, said=error)
+        what = f"the answer was an error: {describe_error(error)}"
+        return cls(kind_of(status), what, status=status, body=body, said=recognised(error))
 
     @classmethod
     def by(cls, failure: HttpFailure) -> AttemptFailed:
@@ -217,6 +220,13 @@ class AttemptFailed(Exception):
     @property
     def outcome(self) -> Outcome:
         return "timeout" if "timeout" in self.kind or self.kind == "deadline" else "error"
+
+
+def kind_of(status: int | None) -> Literal["rate_limited", "overloaded", "upstream_error"]:
+    """What an error of that status is to a dispatcher. 529 is Anthropic's word for an overloaded server."""
+    if status == 429:
+        return "rate_limited"
+    return "overloaded" if status == 529 else "upstream_error"
 
 
 def describe_error(error: Mapping[str, Any]) -> str:

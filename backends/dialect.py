@@ -83,5 +83,9 @@ class Dialect(Protocol):
         ...
 
     def error(self, body: bytes) -> Json | None:
-        """The error object of a body, with the fields `message`, `type`, `code`, `param`, if it has one."""
+        """The error object of a body, with the fields `message`, `type`, `code`, `param`, if it has one.
+
+        `code` is `context_length_exceeded` or `content_policy_violation` (`backends.errors`) where that is what the
+        server says, so that a fallback can be chosen by it. `status` is there if the object has an HTTP status.
+        """
         ...

@@ -12,7 +12,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 import uuid_utils
 
@@ -31,6 +31,7 @@ from backends.attempt import (
     StreamCut,
     UpstreamRefused,
     describe_error,
+    kind_of,
 )
 from backends.connection import FailureKind
 from backends.dialect import CannotTranslate, Dialect, MalformedAnswer
@@ -349,8 +350,7 @@ async def _raise_error(dialect: Dialect, exchange: Exchange, attempt: Attempt) -
         raise UpstreamRefused(attempt, status, exchange.headers, body, dialect.error(body))
     error = dialect.error(body)
     what = f"status {status}: {describe_error(error)}" if error else f"status {status}"
-    kind: Literal["rate_limited", "upstream_error"] = "rate_limited" if status == 429 else "upstream_error"
-    raise AttemptFailed(kind, what, retry_after=retry_after_s(exchange.headers))
+    raise AttemptFailed(kind_of(status), what, retry_after=retry_after_s(exchange.headers))
 
 
 def _is_final(status: int) -> bool:

@@ -15,6 +15,7 @@ import msgspec
 from backends.attempt import Answer, AttemptFailed, Call, Candidate, Event, Operation
 from backends.dialect import MalformedAnswer
 from backends.endpoint import Endpoint
+from backends.errors import recognised
 from backends.protocol import AnswerChoice, ChatChunk, ChatCompletion, ChunkChoice, Delta, Json, Usage
 from backends.sse import Parsed
 
@@ -72,7 +73,8 @@ class OpenAIDialect:
         return Answer(body, decode_answer(body))
 
     def error(self, body: bytes) -> Json | None:
-        return error_in(body)
+        error = error_in(body)
+        return None if error is None else recognised(error)
 
 
 OPENAI = OpenAIDialect()

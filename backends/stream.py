@@ -27,6 +27,7 @@ _CUT_KINDS: dict[str, CutKind] = {
     "too_large": "too_large",
     "upstream_error": "upstream_error",
     "rate_limited": "upstream_error",
+    "overloaded": "upstream_error",
 }
 
 # Called once: the outcome, and for a broken stream the reason.
@@ -48,6 +49,7 @@ class EventStream:
         self._ready: deque[Event] = deque()
         self._finished: set[int] = set()
         self._over = False  # the server needs to send nothing more
+        self._idle = False  # the latest event only kept the connection alive
         self._failure: AttemptFailed | None = None
         self._committed = False
 
@@ -68,14 +70,17 @@ class EventStream:
         if not ready:
             if self._over:
                 raise StopAsyncIteration
-            # Set once per event and not per piece: comments that keep the connection alive are no tokens.
-            patience = AFTER_FINISH_S if len(self._finished) >= self._choices else self._between_tokens_s
-            self._exchange.quiet_deadline = time.monotonic() + patience
+            # Set once per event and not per piece: what only keeps the connection alive is no token.
+            if not self._idle:
+                patience = AFTER_FINISH_S if len(self._finished) >= self._choices else self._between_tokens_s
+                self._exchange.quiet_deadline = time.monotonic() + patience
             while not ready and self._failure is None and not self._over:
                 await self._fill()
             if not ready:
                 self._stop()
-        return ready.popleft()
+        event = ready.popleft()
+        self._idle = event.idle
+        return event
 
     async def aclose(self) -> None:
         """Give up what has not arrived yet; the server sees its connection close at once. May be called again."""
