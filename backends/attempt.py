@@ -24,7 +24,7 @@ CutKind = Literal[
 
 NoBackendKind = Literal[
     "unavailable",  # no connection to any replica: 503
-    "overloaded",  # every replica has as many requests as it may have, or says so: 503
+    "overloaded",  # every replica has as many requests as it may have, and no place in the queue led to one: 503
     "rate_limited",  # the last answer was 429: 429
     "timeout",  # the last attempt ran out of time: 504
     "deadline",  # the request's own deadline passed: 504
@@ -34,12 +34,17 @@ NoBackendKind = Literal[
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Candidate:
-    """A model that may answer: its public name and tier, the backend that serves it and its name there."""
+    """A model that may answer: its public name and tier, the backend that serves it and its name there.
+
+    `context_length` in tokens, 0 if it is not known. `prefill`: it can continue an answer that another began.
+    """
 
     model: str
     tier: str
     backend: str
     upstream_model: str
+    context_length: int = 0
+    prefill: bool = False
 
 
 Operation = Literal["chat", "completions", "embeddings", "rerank"]
@@ -60,7 +65,8 @@ class Call:
     `payload` is a JSON object in the OpenAI form of `operation`, never changed here. `extra` is merged over it: the
     same fields for every candidate, or a function that names them for each. `headers` go to the backend as they are.
     `deadline` is in monotonic seconds and ends the whole call, answers under way included. `native` is the client's
-    own request where it was written in another dialect.
+    own request where it was written in another dialect. `owner` is whose turn it uses up where requests wait for a
+    backend. `continues`: the last message is the beginning of the answer, to be continued and not repeated.
     """
 
     payload: dict[str, Any]
@@ -71,6 +77,12 @@ class Call:
     headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     deadline: float | None = None
     extra: Mapping[str, Any] | Callable[[Candidate], Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    owner: str = ""
+    continues: bool = False
+
+    def extra_for(self, candidate: Candidate) -> Mapping[str, Any]:
+        """The fields of `extra` for this candidate."""
+        return self.extra(candidate) if callable(self.extra) else self.extra
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -95,16 +107,20 @@ class Attempt:
 
 
 class AttemptObserver(Protocol):
-    """What the caller learns while `open` is still trying. Both run in the event loop and must be quick.
+    """What the caller learns while calls are being made. All run in the event loop and must be quick.
 
-    An attempt that `open` returns (in `Dispatched`) has been started but not ended: its end is the caller's to record.
+    An attempt that `open` returns (in `Dispatched`) has been started but not ended: its end is the caller's to record,
+    except where `attempt_cut` says that the answer goes on in another attempt. That one is then the caller's to end.
     """
 
     def attempt_started(self, attempt: Attempt) -> None:
         """Called before any byte of the attempt leaves. An exception stops the whole call."""
 
     def attempt_ended(self, attempt: Attempt) -> None:
-        """Called for an attempt that failed, was refused or was cancelled inside `open`."""
+        """Called for an attempt that failed, was refused or was cancelled before any of its answer was passed on."""
+
+    def attempt_cut(self, attempt: Attempt) -> None:
+        """Called for a stream that broke after content, before the first attempt to continue it elsewhere."""
 
 
 class Event(msgspec.Struct, gc=False):
@@ -170,11 +186,15 @@ class NoBackend(BackendError):
 
 
 class StreamCut(BackendError):
-    """A stream broke after its first content reached the caller: the answer is incomplete."""
+    """A stream broke after its first content reached the caller: the answer is incomplete.
 
-    def __init__(self, kind: CutKind, message: str) -> None:
+    `status` is what an error event said its status is.
+    """
+
+    def __init__(self, kind: CutKind, message: str, *, status: int | None = None) -> None:
         super().__init__(message)
         self.kind = kind
+        self.status = status
 
 
 class AttemptFailed(Exception):

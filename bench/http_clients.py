@@ -71,6 +71,9 @@ def _dispatch(base_url: str) -> tuple[Send, Close]:
         def attempt_ended(self, attempt: Attempt) -> None:
             pass
 
+        def attempt_cut(self, attempt: Attempt) -> None:
+            pass
+
     client, observer = HttpClient(), Silent()
     dispatcher = Dispatcher({"mock": Pool("mock", [base_url], client=client, api_key="upstream")})
 

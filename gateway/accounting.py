@@ -77,6 +77,13 @@ class Accounting:
         self._life.tokens += usage.total_tokens
         self._life.cost_nanousd += row.cost_nanousd
 
+    def attempt_cut(self, attempt: Attempt) -> None:
+        """The answer goes on in another attempt: this one's row says what it delivered, and the count starts anew."""
+        life = self._life
+        self.answered("timeout" if attempt.outcome == "timeout" else "cut")
+        life.input_estimate += life.meter.counted_output()  # what was delivered is part of the next attempt's prompt
+        life.meter.restart()
+
     def progress(self) -> None:
         """At most once a second, journal how much of a stream has been delivered: what a crash is billed by."""
         now = time.monotonic()

@@ -23,6 +23,12 @@ class Meter:
         self.usage: Usage | None = None
         self.upstream_model: str | None = None
 
+    def restart(self) -> None:
+        """The answer goes on in another attempt: from now on, count that one."""
+        self.content_events = self.characters = 0
+        self.finish_reasons = {}
+        self.usage = self.upstream_model = None
+
     def see(self, chunk: ChatChunk) -> None:
         """Take account of one event of a stream."""
         if chunk.usage is not None:

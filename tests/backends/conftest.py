@@ -57,6 +57,7 @@ class Observer:
 
     started: list[Attempt] = dataclasses.field(default_factory=list)
     ended: list[Attempt] = dataclasses.field(default_factory=list)
+    cut: list[Attempt] = dataclasses.field(default_factory=list)
 
     def attempt_started(self, attempt: Attempt) -> None:
         assert attempt.outcome == "running"
@@ -66,7 +67,15 @@ class Observer:
         assert attempt.outcome != "running"
         assert attempt in self.started
         assert attempt not in self.ended
+        assert attempt not in self.cut
         self.ended.append(attempt)
+
+    def attempt_cut(self, attempt: Attempt) -> None:
+        assert attempt.outcome in ("cut", "timeout")
+        assert attempt in self.started
+        assert attempt not in self.ended
+        assert attempt not in self.cut
+        self.cut.append(attempt)
 
 
 class Bench:

@@ -150,6 +150,9 @@ async def test_an_observer_that_objects_stops_the_call(bench, mock):
         def attempt_ended(self, attempt: Attempt) -> None:
             raise AssertionError("it was never started")
 
+        def attempt_cut(self, attempt: Attempt) -> None:
+            raise AssertionError("it was never started")
+
     bench.pool("main", mock)
     with pytest.raises(RuntimeError, match="journal"):
         await bench.dispatcher.open(
