@@ -138,7 +138,13 @@ class _History:
     def no_backend(self) -> NoBackend:
         kind = _KINDS.get(self.failure.kind, "upstream_error") if self.failure else "unavailable"
         status, sentence = _ENDINGS[kind]
-        message = f"No answer after {len(self.attempts)} attempts: {sentence}."
+        tried = len(self.attempts)
+        if tried:
+            message = f"No answer after {tried} attempt{'s' if tried > 1 else ''}: {sentence}."
+        elif kind == "deadline":
+            message = "The request's deadline had passed before a server could be asked."
+        else:  # pools that are full
+            message = "No server was asked: each has as many requests as it may have."
         return NoBackend(kind, status, message, self.attempts, self.retry_after)
 
 

@@ -277,6 +277,7 @@ async def test_full_replicas_refuse_at_once_and_say_when_to_come_back(bench, moc
         await bench.open()
     assert (caught.value.kind, caught.value.status, caught.value.retry_after) == ("overloaded", 503, 1.0)
     assert caught.value.attempts == []
+    assert str(caught.value) == "No server was asked: each has as many requests as it may have."
     await first.aclose()
     await drain(await bench.open())
 
@@ -391,6 +392,7 @@ async def test_a_deadline_that_has_passed_sends_nothing(bench, mock):
     with pytest.raises(NoBackend) as caught:
         await bench.open(deadline=time.monotonic() - 1)
     assert (caught.value.kind, caught.value.status) == ("deadline", 504)
+    assert str(caught.value) == "The request's deadline had passed before a server could be asked."
     assert mock.requests == 0
 
 
