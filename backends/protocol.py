@@ -50,6 +50,7 @@ class ChatRequest(msgspec.Struct, omit_defaults=True):
     model: str
     messages: list[Message]
     audio: Json | None = None
+    cache_salt: str | None = None  # vLLM's: requests with different salts share no cached work
     frequency_penalty: float | None = None
     function_call: str | Json | None = None
     functions: list[Json] | None = None
@@ -169,6 +170,20 @@ class InvalidRequest(ValueError):
         self.code = code
 
 
+def wrong_type(error: msgspec.ValidationError) -> InvalidRequest:
+    """msgspec's "Expected `int`, got `str` - at `$.max_tokens`" in the dialect's terms, with the field as `param`."""
+    what, _, where = str(error).partition(" - at `$")
+    param = where.rstrip("`").removesuffix("[...]").lstrip(".") or None
+    if what.startswith(("Object missing required field", "Object contains unknown field")):
+        name = what.rsplit("`", 2)[-2]
+        param = f"{param}.{name}" if param else name
+        if "unknown" in what:
+            return InvalidRequest(f"Unknown parameter '{param}'.", code="unknown_parameter", param=param)
+        return InvalidRequest(f"'{param}' is missing.", code="missing_required_parameter", param=param)
+    return InvalidRequest(f"'{param}': {what}." if param else f"{what}.", code="invalid_type", param=param)
+
+
+_MAX_SALT_CHARACTERS = 128
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("temperature", 0, 2),
     ("top_p", 0, 1),
@@ -196,6 +211,11 @@ def validate(request: ChatRequest) -> None:
             raise InvalidRequest(f"'{name}' must be between {low} and {high}, got {value}.", param=name)
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
+    if request.cache_salt is not None and not 1 <= len(request.cache_salt) <= _MAX_SALT_CHARACTERS:
+        raise InvalidRequest(
+            f"'cache_salt' must have 1 to {_MAX_SALT_CHARACTERS} characters; leave it out to share the cache.",
+            param="cache_salt",
+        )
     stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
     if len(stops) > 4:
         raise InvalidRequest("'stop' takes at most 4 strings.", param="stop", code="array_too_long")
@@ -234,6 +254,12 @@ def _validate_messages(messages: list[Message]) -> None:
                     raise InvalidRequest(
                         f"'{where}.content[{j}].type' must be a string such as \"text\".",
                         param=f"{where}.content[{j}].type",
+                        code="invalid_type",
+                    )
+                if part["type"] == "text" and not isinstance(part.get("text"), str):
+                    raise InvalidRequest(
+                        f"'{where}.content[{j}].text' must be a string.",
+                        param=f"{where}.content[{j}].text",
                         code="invalid_type",
                     )
 

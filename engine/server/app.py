@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from backends.protocol import InvalidRequest, Message
+from backends.protocol import ChatRequest, InvalidRequest
 from engine.answer import EngineDown, Generation
 from engine.client import EngineClient
 from engine.detokenizer import Detokenizer
@@ -234,7 +234,7 @@ class EngineServer:
         if (asked.prompt is None) == (asked.messages is None):
             raise InvalidRequest("Give either 'prompt' or 'messages'.", param="prompt")
         if asked.messages is not None:
-            msgspec.convert(asked.messages, list[Message])
+            msgspec.convert({"model": self._model.name, "messages": asked.messages}, ChatRequest)
             extras = ChatExtras(
                 add_generation_prompt=asked.add_generation_prompt, add_special_tokens=asked.add_special_tokens
             )

@@ -20,6 +20,7 @@ class Dialect(Protocol):
     id_prefix: str
     object_name: str
     chunk_object_name: str
+    prompt_field: str  # of the request
     shows_tokens: bool  # choices carry token ids or log probabilities, so a token without text is news, too
 
     def extra_fields(self) -> dict[str, Any]:
@@ -58,6 +59,7 @@ class ChatDialect(_Common):
     """`/v1/chat/completions`."""
 
     id_prefix = "chatcmpl-"
+    prompt_field = "messages"
     object_name = "chat.completion"
     chunk_object_name = "chat.completion.chunk"
 
@@ -104,6 +106,7 @@ class CompletionDialect(_Common):
     """`/v1/completions`. With `echo`, each choice begins with its prompt's text."""
 
     id_prefix = "cmpl-"
+    prompt_field = "prompt"
     object_name = "text_completion"
     chunk_object_name = "text_completion"
 

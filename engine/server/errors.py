@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from backends.protocol import InvalidRequest
+from backends.protocol import InvalidRequest, wrong_type
 from engine.answer import EngineBusy, EngineDown, EngineError, PromptRejected
 from engine.chat_template import ChatTemplateError
 
@@ -45,15 +45,16 @@ class ApiError(Exception):
         return headers
 
 
-def unsupported(param: str, advice: str) -> ApiError:
-    """A parameter that this engine does not implement."""
-    return ApiError(
-        400, f"'{param}' is not supported by this engine. {advice}", code="unsupported_parameter", param=param
-    )
+def unsupported(param: str, advice: str, *, what: str = "") -> ApiError:
+    """A parameter that this engine does not implement, or not in the circumstances that `what` names."""
+    text = f"'{param}' {what} is" if what else f"'{param}' is"
+    return ApiError(400, f"{text} not supported by this engine. {advice}", code="unsupported_parameter", param=param)
 
 
-def as_api_error(error: Exception) -> ApiError:
+def as_api_error(error: Exception, prompt_field: str = "prompt") -> ApiError:
     """The API's form of any error that the engine or the validation raises on purpose.
+
+    `prompt_field` is the field of the request that holds the prompt.
 
     Raises:
         Exception: `error` itself, if it is none of those.
@@ -64,11 +65,11 @@ def as_api_error(error: Exception) -> ApiError:
         case InvalidRequest():
             return ApiError(400, str(error), code=error.code, param=error.param)
         case msgspec.ValidationError():
-            return ApiError(400, f"The request does not have the right form: {error}", code="invalid_type")
+            return as_api_error(wrong_type(error))
         case ChatTemplateError():
             return ApiError(400, str(error), code="invalid_messages", param="messages")
         case PromptRejected():
-            return ApiError(400, str(error), code="context_length_exceeded", param="prompt")
+            return ApiError(400, str(error), code="context_length_exceeded", param=prompt_field)
         case EngineBusy():
             message = f"{error} Try again in {math.ceil(error.retry_after_seconds)} s."
             return ApiError(

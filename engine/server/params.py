@@ -86,6 +86,7 @@ def completion_options(
         messages=[Message("user", "")],
         frequency_penalty=request.frequency_penalty,
         logit_bias=request.logit_bias,
+        cache_salt=extras.cache_salt,
         max_tokens=request.max_tokens,
         n=request.n,
         presence_penalty=request.presence_penalty,
@@ -105,7 +106,7 @@ def completion_options(
     if request.logprobs is not None:
         _in_range("logprobs", request.logprobs, 0, MAX_LOGPROBS)
         if request.echo:
-            raise unsupported("logprobs with echo", "Log probabilities are computed for generated tokens only.")
+            raise unsupported("logprobs", "Log probabilities cover generated tokens only.", what="with 'echo'")
     limit = 16 if request.max_tokens is None else request.max_tokens  # the dialect's default
     return _options(shared, extras, vocab_size, defaults, max_tokens=limit, logprobs=request.logprobs)
 
@@ -172,8 +173,6 @@ def _check_extras(extras: Extras, vocab_size: int, max_tokens: int | None) -> No
             )
     for token_id in extras.stop_token_ids or ():
         _in_range("stop_token_ids", token_id, 0, vocab_size - 1)
-    if extras.cache_salt == "":
-        raise InvalidRequest("'cache_salt' must not be empty; leave it out to share the cache.", param="cache_salt")
     if extras.priority:
         raise unsupported("priority", "Requests are served first come, first served.")
     if extras.structured_outputs is not None:
@@ -207,11 +206,15 @@ def _refuse_chat_features(request: ChatRequest) -> None:
     if request.verbosity not in (None, "medium"):
         raise unsupported("verbosity", "Leave it out.")
     for index, message in enumerate(request.messages):
-        if message.tool_calls or message.function_call or message.role in ("tool", "function"):
-            raise unsupported(f"messages[{index}] with tool calls", _TOOLS_ADVICE)
-        for part in message.content if isinstance(message.content, list) else ():
-            if part.get("type") not in ("text", "refusal"):
-                raise unsupported(f"messages[{index}].content of type {part.get('type')!r}", "Only text is read.")
+        where = f"messages[{index}]"
+        for name in ("tool_calls", "function_call"):
+            if getattr(message, name):
+                raise unsupported(f"{where}.{name}", _TOOLS_ADVICE)
+        if message.role in ("tool", "function"):
+            raise unsupported(f"{where}.role", _TOOLS_ADVICE, what=f"'{message.role}'")
+        for place, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            if part["type"] != "text":
+                raise unsupported(f"{where}.content[{place}]", "Only text is read.", what=f"of type '{part['type']}'")
 
 
 def _refuse_response_format(response_format: Mapping[str, object] | None) -> None:

@@ -57,7 +57,7 @@ async def respond(client: EngineClient, job: Job, receive: Receive, send: Send) 
     try:
         answers = client.generate(job.generations)
     except EngineError as error:
-        raise as_api_error(error) from error
+        raise as_api_error(error, job.dialect.prompt_field) from error
     watcher = asyncio.create_task(_abort_on_disconnect(client, answers, receive))
     response = _Response(client, job, answers, send)
     try:
@@ -103,7 +103,7 @@ class _Response:
         except AnswerAborted:
             raise
         except EngineError as error:
-            raise as_api_error(error) from error
+            raise as_api_error(error, self._job.dialect.prompt_field) from error
         body = {
             **self._head,
             "choices": [self._job.dialect.whole(index, delta) for index, delta in enumerate(parts)],
@@ -122,7 +122,7 @@ class _Response:
         except (AnswerAborted, ClientGone):
             raise
         except EngineError as error:
-            api_error = as_api_error(error)
+            api_error = as_api_error(error, self._job.dialect.prompt_field)
             if not self._started:
                 raise api_error from error
             await self._write(b"data: " + _encode(api_error.body()) + b"\n\n", more=False)
