@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gateway.access.limits import Admission, BudgetExhausted, Refused, Scope
 from gateway.access.principal import AuthenticationError, Principal
-from gateway.candidates import NoCandidate, select
+from gateway.candidates import select
 from gateway.dialects import openai_chat
 from gateway.dialects.errors import BadRequest, NotAllowed, NotFound, OutOfBudget, RateLimited, Unauthenticated
 from gateway.http import Exchange
@@ -102,7 +102,9 @@ async def route(services: Services, life: Life) -> None:
         )
     if name != "auto" and not principal.may_use(name):
         allowed = ", ".join(sorted(principal.allowed_models or ()))
-        raise NotAllowed(f"This key may not use the model '{name}'. It may use: {allowed}.", code="model_not_allowed")
+        raise NotAllowed(
+            f"This key may not use the model '{name}'. It may use: {allowed}.", code="model_not_allowed", param="model"
+        )
     pinned = life.exchange.header(b"x-tierline-tier")
     if pinned is not None and pinned not in TIERS:
         raise BadRequest(f"'x-tierline-tier' must be one of {', '.join(TIERS)}.", code="invalid_tier")
@@ -136,17 +138,14 @@ async def route(services: Services, life: Life) -> None:
     life.policy = policy
     life.decision = decide(policy, life.facts)
     life.input_estimate = life.facts.prompt_tokens
-    try:
-        selection = select(
-            settings,
-            life.decision,
-            openai_chat.needs(request),
-            life.input_estimate,
-            openai_chat.output_limit(request),
-            principal,
-        )
-    except NoCandidate as error:
-        raise BadRequest(str(error), code=error.code) from None
+    selection = select(
+        settings,
+        life.decision,
+        openai_chat.needs(request),
+        life.input_estimate,
+        openai_chat.named_output_limit(request),
+        principal,
+    )
     life.candidates = selection.candidates
     life.fallback = selection.fallback
     if life.fallback:

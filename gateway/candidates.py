@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from backends.dispatch import Candidate
 from gateway.access.principal import Principal
+from gateway.dialects.errors import BadRequest, NotAllowed, Unavailable
 from gateway.settings import Settings
 from policies.evaluate import Decision
-
-
-class NoCandidate(ValueError):
-    """No model can serve this request; the message says what is missing."""
-
-    def __init__(self, message: str, code: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,58 +23,77 @@ class Selection:
 def select(
     settings: Settings,
     decision: Decision,
-    needs: frozenset[str],
+    needs: Mapping[str, str],
     prompt_tokens: int,
-    max_tokens: int | None,
+    limit: tuple[str, int] | None,
     principal: Principal,
 ) -> Selection:
     """Models of the decided tier first, then those of its fallback tiers.
 
+    Args:
+        needs: capabilities that the request needs, each with the field that asks for it.
+        limit: the most output tokens that the request allows, behind the name of the field that says so.
+
     Raises:
-        NoCandidate: `no_model`, `model_not_allowed`, `unsupported_parameter`, `max_tokens_too_large` or
-            `context_length_exceeded`.
+        Unavailable: `no_model`.
+        NotAllowed: `model_not_allowed`.
+        BadRequest: `unsupported_parameter`, `max_tokens_too_large` or `context_length_exceeded`, with the field.
     """
     names = [] if decision.model is None else [decision.model]
     tiers = [tier for tier in (decision.tier, *decision.fallback_tiers) if tier]
     names += [name for tier in tiers for name in settings.tier_models(tier) if name != decision.model]
     if not names:
-        raise NoCandidate(
-            f"No model is configured for the tier '{decision.requested_tier}' or its fallbacks.", "no_model"
-        )
+        raise Unavailable("No model is configured here; tell whoever runs the gateway.", code="no_model")
     allowed_models = principal.allowed_models
     if allowed_models is not None and "auto" not in allowed_models:
         names = [name for name in names if name in allowed_models]
         if not names:
             allowed = ", ".join(sorted(allowed_models))
-            raise NoCandidate(
+            raise NotAllowed(
                 f"This key may use {allowed} only, and none of these serves the tier '{decision.requested_tier}'.",
-                "model_not_allowed",
+                code="model_not_allowed",
+                param="model",
             )
-    able = [name for name in names if needs <= settings.models[name].capabilities]
+    able = [name for name in names if needs.keys() <= settings.models[name].capabilities]
     if not able:
-        missing = ", ".join(sorted(needs - settings.models[names[0]].capabilities))
-        raise NoCandidate(
-            f"'{names[0]}' does not support: {missing}. Leave it out, or use a model that does.",
-            "unsupported_parameter",
-        )
-    if max_tokens is not None:
-        able, refused = [name for name in able if max_tokens <= (_most(settings, name) or max_tokens)], able
+        raise _incapable(settings, needs, names, principal)
+    if limit is not None:
+        field, tokens = limit
+        able, refused = [name for name in able if tokens <= (_most(settings, name) or tokens)], able
         if not able:
             most = max(_most(settings, name) or 0 for name in refused)
-            raise NoCandidate(
-                f"At most {most} output tokens can be asked for here, not {max_tokens}.", "max_tokens_too_large"
+            raise BadRequest(
+                f"'{field}' is {tokens}; at most {most} output tokens can be asked for here.",
+                code="max_tokens_too_large",
+                param=field,
             )
     # The estimate is rough: only what is far too long is refused here, the backend knows the exact length.
     fitting = [name for name in able if prompt_tokens < 2 * settings.models[name].context_length]
     if not fitting:
         longest = max(settings.models[name].context_length for name in able)
-        raise NoCandidate(
+        raise BadRequest(
             f"The prompt has about {prompt_tokens} tokens; the longest context here is {longest}. Shorten it.",
-            "context_length_exceeded",
+            code="context_length_exceeded",
+            param="messages",
         )
     fitting.sort(key=lambda name: prompt_tokens >= settings.models[name].context_length)
     candidates = [_candidate(settings, name) for name in fitting]
     return Selection(candidates, _fallback(settings, decision, able, candidates[0]))
+
+
+def _incapable(settings: Settings, needs: Mapping[str, str], names: list[str], principal: Principal) -> BadRequest:
+    """Which field asks for what the first choice cannot do, and who could."""
+    lacking = [capability for capability in needs if capability not in settings.models[names[0]].capabilities]
+    asked = "; ".join(f"'{needs[capability]}' needs the capability '{capability}'" for capability in lacking)
+    others = [
+        name
+        for name, model in settings.models.items()
+        if needs.keys() <= model.capabilities and principal.may_use(name)
+    ]
+    advice = f"Models that can: {', '.join(others)}." if others else "No model that this key may use can; leave it out."
+    return BadRequest(
+        f"{asked}, which '{names[0]}' does not have. {advice}", code="unsupported_parameter", param=needs[lacking[0]]
+    )
 
 
 def _most(settings: Settings, name: str) -> int | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from backends.protocol import ChatRequest, InvalidRequest, Json, validate
+from backends.protocol import ChatRequest, InvalidRequest, Json, validate, wrong_type
 from gateway.dialects.errors import BadRequest
 
 _decoder = msgspec.json.Decoder()
@@ -32,6 +32,8 @@ _NEEDS: tuple[tuple[str, str], ...] = (
     ("audio", "audio"),
     ("reasoning_effort", "reasoning"),
 )
+# Likewise for the types of content parts.
+_PART_NEEDS = {"image_url": "vision", "input_image": "vision", "image": "vision", "input_audio": "audio"}
 
 
 def parse(body: bytes) -> tuple[Json, ChatRequest]:
@@ -51,49 +53,37 @@ def parse(body: bytes) -> tuple[Json, ChatRequest]:
         raise BadRequest("The body must be a JSON object.", code="invalid_type")
     try:
         request = msgspec.convert(payload, ChatRequest)
-    except (msgspec.ValidationError, RecursionError) as error:
-        raise _type_error(str(error)) from None
-    try:
         validate(request)
+    except msgspec.ValidationError as error:
+        raise _bad_request(wrong_type(error)) from None
     except InvalidRequest as error:
-        raise BadRequest(str(error), code=error.code, param=error.param) from None
+        raise _bad_request(error) from None
+    except RecursionError:
+        raise BadRequest("The body is nested too deeply.", code="invalid_json") from None
     for name, advice in _REFUSED.items():
-        if payload.get(name):
+        if payload.get(name) not in (None, False, []):  # an empty `web_search_options` asks for a search
             raise BadRequest(advice, code="unsupported_parameter", param=name)
     return payload, request
 
 
-def _type_error(text: str) -> BadRequest:
-    """msgspec says `Expected `int`, got `str` - at `$.max_tokens``: turn that into the dialect's terms."""
-    what, _, where = text.partition(" - at `$.")
-    param = where.rstrip("`") or None
-    if "missing required field" in what:
-        name = what.rsplit("`", 2)[-2]
-        param = f"{param}.{name}" if param else name
-        return BadRequest(f"'{param}' is missing.", code="missing_required_parameter", param=param)
-    prefix = f"'{param}': " if param else ""
-    return BadRequest(f"{prefix}{what}.", code="invalid_type", param=param)
+def _bad_request(error: InvalidRequest) -> BadRequest:
+    return BadRequest(str(error), code=error.code, param=error.param)
 
 
-def needs(request: ChatRequest) -> frozenset[str]:
-    """Capabilities that a model must have to answer this request, as named in `tierline.yaml`."""
-    found = {capability for name, capability in _NEEDS if getattr(request, name)}
-    if has_images(request):
-        found.add("vision")
-    if wants_json(request):
-        found.add("json_schema")
+def needs(request: ChatRequest) -> dict[str, str]:
+    """What a model must be capable of to answer this request, in the terms of `tierline.yaml`, each with the field that
+    asks for it."""
+    found = {capability: name for name, capability in _NEEDS if getattr(request, name)}
     if request.modalities and "audio" in request.modalities:
-        found.add("audio")
-    return frozenset(found)
-
-
-def has_images(request: ChatRequest) -> bool:
-    return any(
-        part.get("type") in ("image_url", "input_image", "image")
-        for message in request.messages
-        if isinstance(message.content, list)
-        for part in message.content
-    )
+        found.setdefault("audio", "modalities")
+    if wants_json(request):
+        found["json_schema"] = "response_format"
+    for i, message in enumerate(request.messages):
+        for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            capability = _PART_NEEDS.get(part["type"])
+            if capability is not None:
+                found.setdefault(capability, f"messages[{i}].content[{j}]")
+    return found
 
 
 def wants_json(request: ChatRequest) -> bool:
@@ -109,6 +99,13 @@ def wants_usage(request: ChatRequest) -> bool:
 def output_limit(request: ChatRequest) -> int | None:
     """The most tokens that one choice may produce, if the client said so."""
     return request.max_completion_tokens or request.max_tokens
+
+
+def named_output_limit(request: ChatRequest) -> tuple[str, int] | None:
+    """The same behind the name of the field that says it."""
+    limit = output_limit(request)
+    field = "max_completion_tokens" if request.max_completion_tokens else "max_tokens"
+    return None if limit is None else (field, limit)
 
 
 def with_tierline(data: bytes, extra: dict[str, Any]) -> bytes:
