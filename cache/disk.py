@@ -1,7 +1,8 @@
 """Entries on disk, so that a restarted cache process is warm: one SQLite file, readable by its owner only.
 
 Losing it loses only speed: writes are not synced to the platter (a killed process loses nothing, a power cut may), and
-a damaged file is moved aside. Entries of another embedder and expired ones are dropped when it is opened.
+a damaged file is moved aside. Entries of another embedder or another form of key, and expired ones, are dropped when
+it is opened.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache.entry import Entry
+from cache.key import VERSION
 
 _log = logging.getLogger(__name__)
 _SCHEMA_VERSION = 1
@@ -59,7 +61,7 @@ class Disk:
         """
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / "answers.db"
-        self._fingerprint = fingerprint
+        self._fingerprint = f"{VERSION} {fingerprint}"
         try:
             self._database = self._open()
         except sqlite3.DatabaseError as error:

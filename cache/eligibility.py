@@ -80,6 +80,7 @@ def check(
     *,
     mode: Mode,
     allow_temperature: float,
+    default_temperature: float | None = None,
     scripts_covered: frozenset[str] = ENGLISH_ALPHABET,
 ) -> Eligibility:
     """Decide how a chat request may use the cache.
@@ -87,8 +88,9 @@ def check(
     Args:
         payload: the decoded JSON body, already validated.
         mode: the most that the policy allows.
-        allow_temperature: the highest temperature at which an answer may be given again. A request that names no
-            temperature has no wish for variety and is allowed.
+        allow_temperature: the highest temperature at which an answer may be given again.
+        default_temperature: what counts where the request names none; None if nobody knows. A request that leaves it
+            to a server whose default nobody knows has not asked for variety and is allowed.
         scripts_covered: scripts that the embedder knows (`CacheClient.scripts`).
 
     Reasons for `off`: policy, tools, n, logprobs, temperature, web_search, audio, images, attachments, not_a_question,
@@ -97,7 +99,7 @@ def check(
     """
     if mode == "off":
         return Eligibility("off", "policy")
-    never = _never(payload, allow_temperature)
+    never = _never(payload, allow_temperature, default_temperature)
     if never or mode == "exact":
         return Eligibility("off", never) if never else Eligibility("exact")
     only_exact = _only_exact(payload, scripts_covered)
@@ -130,7 +132,7 @@ def storable(answer: dict[str, Any]) -> str | None:
     return None if isinstance(content, str) and content.strip() else "empty"
 
 
-def _never(payload: dict[str, Any], allow_temperature: float) -> str | None:
+def _never(payload: dict[str, Any], allow_temperature: float, default_temperature: float | None) -> str | None:
     """Why not even the same words may get the same answer."""
     if payload.get("tools") or payload.get("functions"):
         return "tools"
@@ -138,7 +140,8 @@ def _never(payload: dict[str, Any], allow_temperature: float) -> str | None:
         return "n"
     if payload.get("logprobs") or payload.get("top_logprobs"):
         return "logprobs"
-    if (payload.get("temperature") or 0) > allow_temperature:
+    temperature = default_temperature if payload.get("temperature") is None else payload["temperature"]
+    if temperature is not None and temperature > allow_temperature:
         return "temperature"
     if payload.get("web_search_options") is not None:
         return "web_search"

@@ -1,17 +1,19 @@
 """What must be equal before an answer may be given again: partition, context, exact digest.
 
-    partition  who may share the answer: tenant scope, model group, embedder, epoch
+    partition  who may share the answer: tenant scope, the client's salt, model group, embedder, epoch
     context    everything the model sees or obeys except the words of the last user turn
     exact      partition, context and those words
 
 Only the words of the last user turn may ever be fuzzy, and only inside one partition and one context. A field
-that nobody thought of is part of the context by construction: fields are named here only to be left out.
+that nobody thought of is part of the context by construction: fields are named here only to be left out, or because
+two ways of writing them mean the same. Requests that mean the same share answers; requests that may not never do.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any, cast
 
 import msgspec
@@ -19,12 +21,15 @@ import msgspec
 from cache.text import main_script, normal_form
 
 # Changes whenever the same request would get another digest: old entries then simply never match.
-VERSION = "tierline-cache-key-1"
+VERSION = "tierline-cache-key-2"
 
-# Fields that change how an answer travels or is accounted for, never what it says.
-_TRANSPORT_FIELDS = frozenset(
+# Fields that are in the partition, or that change how an answer travels or is accounted for, never what it says.
+_NOT_IN_CONTEXT = frozenset(
     {
+        "cache_salt",
+        "messages",
         "metadata",
+        "model",  # the model that answers is in the partition, whatever name was asked for
         "prompt_cache_key",
         "prompt_cache_retention",
         "safety_identifier",
@@ -35,7 +40,7 @@ _TRANSPORT_FIELDS = frozenset(
         "user",
     }
 )
-# Values that mean the same as leaving the field out.
+# Values that mean the same as leaving the field out, whichever server answers.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
@@ -62,7 +67,15 @@ class CacheKey(msgspec.Struct, frozen=True):
     exact: str
 
 
-def build_key(payload: dict[str, Any], *, scope: str, model_group: str, embedder: str, epoch: int = 0) -> CacheKey:
+def build_key(
+    payload: dict[str, Any],
+    *,
+    scope: str,
+    model_group: str,
+    embedder: str,
+    epoch: int = 0,
+    defaults: Mapping[str, object] | None = None,
+) -> CacheKey:
     """Derive the key of a chat request.
 
     Args:
@@ -71,6 +84,8 @@ def build_key(payload: dict[str, Any], *, scope: str, model_group: str, embedder
         model_group: the model, or the group of models whose answers are interchangeable for this request.
         embedder: fingerprint of the embedding model; another embedder never sees these entries.
         epoch: raising it invalidates every older entry at once.
+        defaults: what the model that answers takes where a request names no value, as far as that is known: naming
+            it and leaving it out are the same request then. The limit of tokens goes by `max_completion_tokens`.
 
     Raises:
         ValueError: the scope is empty or the payload has no list of messages.
@@ -81,18 +96,9 @@ def build_key(payload: dict[str, Any], *, scope: str, model_group: str, embedder
     if not isinstance(messages, list) or not messages:
         raise ValueError("a cache key needs a request with a non-empty list of messages")
     text, earlier_and_shape = _split_last_user_text(messages)
-    fields = {
-        name: value
-        for name, value in payload.items()
-        if name != "messages" and name not in _TRANSPORT_FIELDS and not _is_neutral(name, value)
-    }
-    if fields.get("temperature") == 0:
-        fields = {name: value for name, value in fields.items() if name not in _RANDOMNESS_FIELDS}
-    if isinstance(fields.get("stop"), str):
-        fields["stop"] = [fields["stop"]]
-    if "max_completion_tokens" not in fields and "max_tokens" in fields:
-        fields["max_completion_tokens"] = fields.pop("max_tokens")
-    partition = _digest("partition", scope, model_group, embedder, str(epoch))
+    salt = payload.get("cache_salt")
+    partition = _digest("partition", scope, model_group, embedder, str(epoch), *([] if salt is None else [str(salt)]))
+    fields = _canonical_fields(payload, defaults or {})
     context = _digest("context", _canonical(earlier_and_shape), _canonical(fields), main_script(text))
     return CacheKey(
         scope=scope,
@@ -101,6 +107,24 @@ def build_key(payload: dict[str, Any], *, scope: str, model_group: str, embedder
         text=text,
         exact=_digest("exact", partition, context, normal_form(text)),
     )
+
+
+def _canonical_fields(payload: dict[str, Any], defaults: Mapping[str, object]) -> dict[str, object]:
+    """Every field that counts, in one form: the value that the model will obey, named or not."""
+    given = {
+        name: value for name, value in payload.items() if name not in _NOT_IN_CONTEXT and not _is_neutral(name, value)
+    }
+    limit = given.get("max_tokens")
+    if limit is not None and given.setdefault("max_completion_tokens", limit) == limit:
+        del given["max_tokens"]  # the older name of the same limit
+    if given.get("top_k") == -1:
+        given["top_k"] = 0  # both mean: every token
+    if isinstance(given.get("stop"), str):
+        given["stop"] = [given["stop"]]
+    fields = {**defaults, **given}
+    if fields.get("temperature") == 0:
+        fields = {name: value for name, value in fields.items() if name not in _RANDOMNESS_FIELDS}
+    return fields
 
 
 def last_user_text(messages: list[Any]) -> str | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -59,10 +59,13 @@ class Turn:
         directives = _directives(life)
         self.only_if_cached = "only-if-cached" in directives
         policy, cache = life.decision.cache, services.cache
+        model = life.candidates[0].model
+        defaults = services.model_defaults[model]
         allowed = eligibility.check(
             life.payload,
             mode=policy.mode,
             allow_temperature=policy.allow_temperature,
+            default_temperature=cast("float | None", defaults.get("temperature")),
             scripts_covered=cache.scripts if cache is not None else frozenset(),
         )
         life.cache_reason = allowed.reason
@@ -79,8 +82,9 @@ class Turn:
         self.key = build_key(
             life.payload,
             scope=_scope(life, policy.share),
-            model_group=life.candidates[0].model,
+            model_group=model,
             embedder=cache.fingerprint,
+            defaults=defaults,
         )
 
     async def look_up(self) -> Lookup | None:

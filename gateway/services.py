@@ -7,8 +7,10 @@ settings → database → keys, limiter, journal → writer
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import os
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from typing import Any, Self
@@ -29,6 +31,7 @@ from gateway.ledger.prices import PriceBook
 from gateway.ledger.reports import month_spend
 from gateway.ledger.writer import LedgerWriter
 from gateway.life import Life
+from gateway.model_defaults import model_defaults
 from gateway.settings import Settings
 from gateway.telemetry import Metrics
 from gateway.tracing import Tracing
@@ -59,6 +62,7 @@ class Services:
     policies: PolicyStore
     classifier: TaskClassifier
     prices: PriceBook
+    model_defaults: Mapping[str, Mapping[str, object]]
     cache: CacheClient | None
     flight: SingleFlight[Lookup]
     pools: dict[str, Pool]
@@ -94,6 +98,7 @@ class Services:
         self.tracing = tracing or Tracing(settings.telemetry)
         stack.callback(self.tracing.close)
         self.prices = PriceBook(settings)
+        self.model_defaults = {name: model_defaults(settings, name) for name in settings.models}
         self.classifier = TaskClassifier.load()
         self.policies = PolicyStore(
             settings.policies_dir, settings.tiers_served(), settings.models.keys(), self._policies_reloaded
@@ -159,12 +164,12 @@ class Services:
     def extra_fields(self, candidate: Candidate, life: Life) -> dict[str, Any]:
         """Fields added to a request for a candidate.
 
-        The bundled engine keeps each team's prefix cache apart. A model with an output limit gets it where the request
-        names none.
+        The bundled engine keeps each team's prefix cache apart, and within it that of each salt the client sends. A
+        model with an output limit gets it where the request names none.
         """
         fields: dict[str, Any] = {}
         if self.settings.backends[candidate.backend].engine is not None and life.principal is not None:
-            fields["cache_salt"] = life.principal.team_id
+            fields["cache_salt"] = _salt(life.principal.team_id, life.payload.get("cache_salt"))
         most = self.settings.models[candidate.model].max_output_tokens
         if most is not None and life.request is not None and output_limit(life.request) is None:
             fields["max_tokens"] = most
@@ -208,3 +213,8 @@ class Services:
                 self.metrics.backend_up.labels(name).set(1 if any(s.state != "cooling" for s in states) else 0)
                 self.metrics.outstanding.labels(name).set(sum(state.outstanding for state in states))
             await asyncio.sleep(OBSERVE_INTERVAL_S)
+
+
+def _salt(team_id: str, given: str | None) -> str:
+    """One salt of the team's and the client's, so that no client can name its way into another team's pages."""
+    return team_id if given is None else hashlib.sha256(f"{team_id}\n{given}".encode()).hexdigest()

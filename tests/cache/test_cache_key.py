@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from typing import Any
 
 import pytest
@@ -68,7 +69,6 @@ def test_every_component_of_the_partition_counts(change: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     ("path", "to"),
     [
-        (("model",), "gpt-5"),
         (("messages", 0, "content"), "You are verbose."),
         (("messages", 0, "role"), "developer"),
         (("messages", 1, "content"), "Hey"),
@@ -100,6 +100,21 @@ def test_every_field_that_the_model_sees_or_obeys_counts(path: tuple[Any, ...], 
     assert other.partition == key().partition
 
 
+@pytest.mark.parametrize("salt", ["one", "two", "o" * 128])
+def test_a_salt_is_a_partition_of_its_own(salt: str) -> None:
+    salted = key({**REQUEST, "cache_salt": salt})
+    assert salted.partition not in (key().partition, key({**REQUEST, "cache_salt": "another"}).partition)
+    assert salted.context == key().context
+    assert key({**REQUEST, "cache_salt": None}) == key()
+
+
+def test_a_salt_does_not_run_into_the_epoch() -> None:
+    assert (
+        key({**REQUEST, "cache_salt": "2"}, epoch=1).partition != key({**REQUEST, "cache_salt": "1"}, epoch=2).partition
+    )
+    assert key({**REQUEST, "cache_salt": "2"}, epoch=1).partition != key(epoch=12).partition
+
+
 def test_the_script_of_the_question_counts() -> None:
     assert key(changed("messages", 3, "content", to="Какая столица Франции?")).context != key().context
 
@@ -124,6 +139,7 @@ def test_attachments_of_the_last_turn_count() -> None:
 @pytest.mark.parametrize(
     "field",
     [
+        {"model": "the-name-that-was-asked-for"},
         {"stream": True},
         {"stream_options": {"include_usage": True}},
         {"user": "someone"},
@@ -222,9 +238,9 @@ def test_digests_are_the_same_everywhere() -> None:
         embedder="e",
     )
     assert (made.partition[:16], made.context[:16], made.exact[:16]) == (
-        "169d6d29c187943c",
-        "a547e119ed1fdbc8",
-        "5e26059ff5b28896",
+        "1cc07cca532a9f7b",
+        "383bf1f123b1b1bd",
+        "c1525fb01d55afe4",
     )
 
 
@@ -251,3 +267,114 @@ def test_components_do_not_run_together(parts: tuple[str, str], cut: int) -> Non
     one = build_key(payload, scope=parts[0], model_group=parts[1], embedder="")
     other = build_key(payload, scope=joined[:cut], model_group=joined[cut:], embedder="")
     assert (one.partition == other.partition) == (parts == (joined[:cut], joined[cut:]))
+
+
+# -- requests that mean the same share a key, others never do ----------------------------------------------------------
+
+ABSENT = object()
+# Per field, the groups of values that mean the same. What the model's defaults say is in DEFAULTS; a field that they
+# do not name has a group for leaving it out, unless every server reads that alike.
+DEFAULTS: dict[str, object] = {"temperature": 0.7, "top_p": 1.0, "top_k": 0, "min_p": 0, "max_completion_tokens": 64}
+ALIKE_EVERYWHERE: dict[str, list[list[Any]]] = {
+    "n": [[ABSENT, None, 1], [2]],
+    "stop": [[ABSENT, None, []], ["x", ["x"]], [["x", "y"]], [["y", "x"]]],
+    "frequency_penalty": [[ABSENT, 0, 0.0], [0.5]],
+    "presence_penalty": [[ABSENT, 0, 0.0], [0.5]],
+    "tools": [[ABSENT, []], [[{"type": "function", "function": {"name": "f", "strict": True}}]]],
+    "response_format": [[ABSENT, {"type": "text"}], [{"type": "json_object"}]],
+    "logprobs": [[ABSENT, False], [True]],
+    "logit_bias": [[ABSENT, {}], [{"5": 1, "7": 2}], [{"5": 1}]],
+    "seed": [[ABSENT, None], [1, 1.0], [2]],
+    "user": [[ABSENT, "ann", "bob"]],
+    "metadata": [[ABSENT, {}, {"a": "b"}]],
+    "store": [[ABSENT, False]],
+    "stream": [[ABSENT, False, True]],
+    "stream_options": [[ABSENT, {"include_usage": True}]],
+    "model": [["auto", "mock"]],
+    "future_field": [[ABSENT, None], [0], [1]],
+}
+BY_MODEL: dict[str, list[list[Any]]] = {
+    "temperature": [[0, 0.0], [0.7], [1, 1.0]],
+    "top_p": [[1, 1.0], [0.5]],
+    "top_k": [[0, -1], [40, 40.0]],
+    "min_p": [[0, 0.0], [0.1]],
+}
+LIMITS: list[list[dict[str, Any]]] = [
+    [{"max_tokens": 64}, {"max_completion_tokens": 64}, {"max_tokens": 64, "max_completion_tokens": 64}],
+    [{"max_tokens": 9}, {"max_completion_tokens": 9}, {"max_completion_tokens": 9, "max_tokens": None}],
+    [{"max_tokens": 64, "max_completion_tokens": 9}],
+]
+RANDOMNESS = {"top_p", "top_k", "min_p", "seed"}
+
+
+def groups(known: bool) -> dict[str, list[list[Any]]]:
+    """Fields with their groups; whether the model's defaults are known decides where leaving out belongs."""
+    found: dict[str, list[list[Any]]] = {name: [list(group) for group in of] for name, of in ALIKE_EVERYWHERE.items()}
+    for name, of in BY_MODEL.items():
+        found[name] = [[*group, ABSENT] if known and DEFAULTS[name] in group else list(group) for group in of]
+        if not known:
+            found[name].append([ABSENT])
+    found["limit"] = [[*LIMITS[0], {}], *LIMITS[1:]] if known else [*LIMITS, [{}]]
+    return found
+
+
+@st.composite
+def requests(draw: st.DrawFn, meaning: dict[str, int], known: bool) -> dict[str, Any]:
+    """A request of the given meaning (field to number of its group), in any spelling and any order of names."""
+    payload: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "Hi"}, {"role": "user", "content": "x", "name": "n"}]
+    }
+    for name, of in groups(known).items():
+        value = draw(st.sampled_from(of[meaning[name]]))
+        if name == "limit":
+            payload |= value
+        elif value is not ABSENT:
+            payload[name] = value
+    shuffled = shuffle(payload, random.Random(draw(st.integers(0, 1000))))
+    assert isinstance(shuffled, dict)
+    return shuffled
+
+
+def shuffle(value: object, order: random.Random) -> object:
+    """The same JSON with the names of every object in another order."""
+    if isinstance(value, dict):
+        names = order.sample(list(value), len(value))
+        return {name: shuffle(value[name], order) for name in names}
+    return [shuffle(item, order) for item in value] if isinstance(value, list) else value
+
+
+def meanings(known: bool) -> st.SearchStrategy[dict[str, int]]:
+    return st.fixed_dictionaries({name: st.integers(0, len(of) - 1) for name, of in groups(known).items()})
+
+
+def counts(meaning: dict[str, int], known: bool) -> dict[str, int]:
+    """What counts of a meaning: at temperature 0, nothing that only steers chance."""
+    greedy = 0 in groups(known)["temperature"][meaning["temperature"]]
+    return {name: group for name, group in meaning.items() if not (greedy and name in RANDOMNESS)}
+
+
+@given(data=st.data(), known=st.booleans())
+def test_the_same_meaning_is_the_same_key_and_another_meaning_is_another(data: st.DataObject, known: bool) -> None:
+    first = data.draw(meanings(known))
+    # Often the same but for one field: two requests drawn apart are hardly ever alike.
+    changes = data.draw(st.lists(st.sampled_from(sorted(first)), max_size=2))
+    second = {**first, **{name: data.draw(st.integers(0, len(groups(known)[name]) - 1)) for name in changes}}
+    defaults = DEFAULTS if known else None
+    one = key(data.draw(requests(first, known)), defaults=defaults)
+    other = key(data.draw(requests(second, known)), defaults=defaults)
+    assert (one == other) == (counts(first, known) == counts(second, known))
+    assert (one.exact == other.exact) == (one.context == other.context)
+
+
+def test_a_changed_default_is_another_request() -> None:
+    """An answer that was drawn at the old default must not pass for one at the new."""
+    bare = {"messages": [{"role": "user", "content": "x"}]}
+    assert key(bare, defaults={"temperature": 0}) == key({**bare, "temperature": 0}, defaults={"temperature": 1})
+    assert key(bare, defaults={"temperature": 0}) != key(bare, defaults={"temperature": 1})
+
+
+def test_an_unknown_default_is_nobodys() -> None:
+    bare = {"messages": [{"role": "user", "content": "x"}]}
+    assert key(bare) != key({**bare, "temperature": 0})
+    assert key(bare) != key({**bare, "temperature": 1})
+    assert key({**bare, "seed": 1}) != key(bare)
