@@ -106,7 +106,7 @@ class Life:
                     pairs.append(("x-tierline-requested-tier", decision.requested_tier))
                     pairs.append(("x-tierline-fallback", self.fallback or "backend_failed"))
         if self.grant is not None:
-            pairs += self.grant.headers()
+            pairs += self.grant.standing.headers()
         return [(name.encode(), value.encode("latin-1", "replace")) for name, value in pairs]
 
     def _served_by(self) -> tuple[str, str, str] | None:

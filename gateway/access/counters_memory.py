@@ -10,9 +10,19 @@ import heapq
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from gateway.access.counting import LATE_SETTLE_S, Bucket, Counters, budget_used, check, grant, month_of
+from gateway.access.counting import (
+    LATE_SETTLE_S,
+    Bucket,
+    Counters,
+    budget_used,
+    check,
+    check_raise,
+    grant,
+    month_of,
+    standing,
+)
 from gateway.access.holds import Hold
-from gateway.access.limits import Admission, Grant, Scope
+from gateway.access.limits import Admission, Grant, Refused, Scope, Standing
 
 
 class MemoryLimiter:
@@ -53,39 +63,42 @@ class MemoryLimiter:
         if admission.tokens < 0 or admission.cost_nanousd < 0:
             raise ValueError(f"a hold needs amounts >= 0: {admission}")
         taken = [(scope, self._counters(scope.id)) for scope in admission.scopes]
-        for scope, counters in taken:
-            check(scope, counters, admission, now, self._month_ends_at - self._wall_clock())
+        try:
+            for scope, counters in taken:
+                check(scope, counters, admission, now, self._month_left_s())
+        except Refused as refused:
+            refused.standing = standing(taken, now)
+            raise
         for scope, counters in taken:
             counters.requests.used += scope.requests_per_minute is not None
             counters.tokens.used += admission.tokens if scope.tokens_per_minute is not None else 0
-            counters.tokens_limit = scope.tokens_per_minute
             counters.parallel += 1
             counters.held += admission.cost_nanousd
         expires = now + admission.ttl_s
-        ids = tuple(scope.id for scope in admission.scopes)
         self._holds[admission.hold_id] = Hold(
-            admission.hold_id, ids, admission.tokens, admission.cost_nanousd, self._month, expires
+            admission.hold_id, admission.scopes, admission.tokens, admission.cost_nanousd, self._month, expires
         )
         heapq.heappush(self._expiries, (expires, admission.hold_id))
         granted = self._grants[admission.hold_id] = grant(admission.hold_id, taken)
         return granted
 
-    async def settle(self, hold_id: str, tokens: int, cost_nanousd: int) -> bool:
+    async def settle(self, hold_id: str, tokens: int, cost_nanousd: int) -> Standing | None:
         if tokens < 0 or cost_nanousd < 0:
             raise ValueError(f"hold {hold_id} cannot be settled with {tokens} tokens, {cost_nanousd} nano-dollars")
         now = self._clock()
         self._reclaim(now)
         hold = self._holds.pop(hold_id, None)
         if hold is None:
-            return False
+            return None
         self._grants.pop(hold_id, None)
         if len(self._expiries) > 1024 + 2 * len(self._holds):
             # Settled holds leave their expiries behind: sweep before they outnumber the living.
             self._expiries = [(other.expires_s, other.hold_id) for other in self._holds.values()]
             heapq.heapify(self._expiries)
-        for counters in map(self._counters, hold.scope_ids):
-            if counters.tokens_limit is not None:
-                counters.tokens.drain(now, counters.tokens_limit)
+        taken = self._taken(hold)
+        for scope, counters in taken:
+            if scope.tokens_per_minute is not None:
+                counters.tokens.drain(now, scope.tokens_per_minute)
                 counters.tokens.used = max(0.0, counters.tokens.used + tokens - hold.tokens)
             if hold.state == "open":
                 counters.parallel -= 1
@@ -93,7 +106,7 @@ class MemoryLimiter:
                 counters.settled += cost_nanousd
                 if hold.state == "open":
                     counters.held -= hold.cost_nanousd
-        return True
+        return standing(taken, now)
 
     async def touch(self, hold_id: str, ttl_s: float, tokens: int = 0, cost_nanousd: int = 0) -> bool:
         now = self._clock()
@@ -101,13 +114,18 @@ class MemoryLimiter:
         hold = self._holds.get(hold_id)
         if hold is None or hold.state != "open":
             return False
-        hold.expires_s = max(hold.expires_s, now + ttl_s)
         more_tokens, more_cost = max(0, tokens - hold.tokens), max(0, cost_nanousd - hold.cost_nanousd)
-        for counters in map(self._counters, hold.scope_ids):
-            if counters.tokens_limit is not None:
+        taken = self._taken(hold)
+        for scope, counters in taken:
+            if hold.month == counters.month:
+                check_raise(scope, counters, more_cost, self._month_left_s())
+        for scope, counters in taken:
+            if scope.tokens_per_minute is not None:
+                counters.tokens.drain(now, scope.tokens_per_minute)
                 counters.tokens.used += more_tokens
             if hold.month == counters.month:
                 counters.held += more_cost
+        hold.expires_s = max(hold.expires_s, now + ttl_s)
         hold.tokens += more_tokens
         hold.cost_nanousd += more_cost
         return True
@@ -121,6 +139,12 @@ class MemoryLimiter:
         self._reclaim(self._clock())
         counters = self._counters(scope_id)
         return counters.settled, counters.held
+
+    def _taken(self, hold: Hold) -> list[tuple[Scope, Counters]]:
+        return [(scope, self._counters(scope.id)) for scope in hold.scopes]
+
+    def _month_left_s(self) -> float:
+        return self._month_ends_at - self._wall_clock()
 
     def _counters(self, scope_id: str) -> Counters:
         counters = self._scopes.get(scope_id)
@@ -149,7 +173,7 @@ class MemoryLimiter:
                 del self._holds[hold_id]
 
     def _expire(self, hold: Hold, now: float) -> None:
-        for counters in map(self._counters, hold.scope_ids):
+        for _, counters in self._taken(hold):
             counters.parallel -= 1
             if hold.month == counters.month:
                 counters.held -= hold.cost_nanousd

@@ -6,13 +6,13 @@ them from Redis; that both refuse the same requests with the same words is becau
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
 
-from gateway.access.limits import Admission, BudgetExhausted, Grant, LimitExceeded, LimitKind, Scope
+from gateway.access.limits import Admission, BudgetExhausted, Grant, LimitExceeded, LimitKind, Scope, Standing
 from gateway.ledger.money import format_usd
 
 # When running requests stand in the way, nobody knows when one ends.
@@ -42,7 +42,6 @@ class Counters(msgspec.Struct):
     settled: int = 0
     held: int = 0
     parallel: int = 0
-    tokens_limit: int | None = None
 
 
 def check(scope: Scope, counters: Counters, admission: Admission, now_s: float, month_left_s: float) -> None:
@@ -51,65 +50,111 @@ def check(scope: Scope, counters: Counters, admission: Admission, now_s: float, 
     Raises:
         LimitExceeded, BudgetExhausted: it does not.
     """
+    label = scope.label or scope.id
     if scope.parallel is not None and counters.parallel >= scope.parallel:
-        text = f"{scope.id} has {counters.parallel} requests running, its limit is {scope.parallel}."
+        most = _counted(scope.parallel, "request")
+        text = f"{label} allows {most} at a time; running now: {counters.parallel}. Try again when one has ended."
         raise LimitExceeded(scope.id, "parallel", SOON_S, text)
     if scope.requests_per_minute is not None:
         counters.requests.drain(now_s, scope.requests_per_minute)
-        _check_bucket(scope.id, "requests_per_minute", counters.requests, scope.requests_per_minute, 1)
+        _check_bucket(scope.id, label, "requests_per_minute", counters.requests, scope.requests_per_minute, 1)
     if scope.tokens_per_minute is not None:
         counters.tokens.drain(now_s, scope.tokens_per_minute)
-        _check_bucket(scope.id, "tokens_per_minute", counters.tokens, scope.tokens_per_minute, admission.tokens)
+        _check_bucket(scope.id, label, "tokens_per_minute", counters.tokens, scope.tokens_per_minute, admission.tokens)
     if scope.budget_nanousd is not None:
-        _check_budget(scope.id, scope.budget_nanousd, counters, admission.cost_nanousd, month_left_s)
+        _check_budget(scope, scope.budget_nanousd, counters, admission.cost_nanousd, month_left_s)
 
 
-def _check_bucket(scope_id: str, kind: LimitKind, bucket: Bucket, limit: int, amount: int) -> None:
+def _check_bucket(scope_id: str, label: str, kind: LimitKind, bucket: Bucket, limit: int, amount: int) -> None:
     # More than a whole bucket waits for a full one, then overdraws it.
     excess = bucket.used + min(amount, limit) - limit
     # Draining in floats leaves dust; a millionth of a request is nobody's.
     if excess > DUST:
-        unit = "request" if kind == "requests_per_minute" else "tokens"
+        room = "the next one" if kind == "requests_per_minute" else f"the {amount} tokens of this request"
         wait = excess * 60.0 / limit
-        text = f"{scope_id} allows {limit} {kind.replace('_', ' ')}; room for {amount} {unit} in {wait:.1f} s."
+        most = _counted(limit, "request" if kind == "requests_per_minute" else "token")
+        text = f"{label} allows {most} per minute; there is room for {room} in {wait:.1f} s."
         raise LimitExceeded(scope_id, kind, wait, text)
 
 
-def _check_budget(scope_id: str, budget: int, counters: Counters, needed: int, month_left_s: float) -> None:
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _check_budget(scope: Scope, budget: int, counters: Counters, needed: int, month_left_s: float) -> None:
     settled, held = counters.settled, counters.held
     # A spent budget stops free requests too: their price may be unknown rather than nothing.
     if settled + held + needed <= budget and settled < budget:
         return
-    amounts = f"${format_usd(settled)} is spent, ${format_usd(held)} is held for running requests"
-    text = f"{scope_id} has a monthly budget of ${format_usd(budget)}; {amounts}, this one needs ${format_usd(needed)}"
+    text = f"{_budget(scope, budget, counters)}, this one needs ${format_usd(needed)}"
     if settled < budget and settled + needed <= budget:
         retry, text = SOON_S, f"{text}. Try again when one has ended."
     else:
         retry = max(SOON_S, month_left_s)
         text = f"{text}. Raise the budget, ask for fewer tokens, or wait for the next month."
-    raise BudgetExhausted(scope_id, retry, text, budget=budget, settled=settled, held=held, needed=needed)
+    raise BudgetExhausted(scope.id, retry, text, budget=budget, settled=settled, held=held, needed=needed)
 
 
-def grant(hold_id: str, taken: list[tuple[Scope, Counters]]) -> Grant:
-    """What the client of an admitted request is told, from the counters after it was admitted."""
-    requests = [_state(limit, c.requests) for s, c in taken if (limit := s.requests_per_minute) is not None]
-    tokens = [_state(limit, c.tokens) for s, c in taken if (limit := s.tokens_per_minute) is not None]
+def check_raise(scope: Scope, counters: Counters, more_nanousd: int, month_left_s: float) -> None:
+    """Whether a running request may set aside `more_nanousd` beyond what it holds.
+
+    Raises:
+        BudgetExhausted: it may not.
+    """
+    budget, settled, held = scope.budget_nanousd, counters.settled, counters.held
+    if budget is None or more_nanousd <= 0 or settled + held + more_nanousd <= budget:
+        return
+    text = (
+        f"{_budget(scope, budget, counters)}, and this answer needs ${format_usd(more_nanousd)} more. It ends here. "
+        "Raise the budget, ask for fewer tokens, or wait for the next month."
+    )
+    retry = SOON_S if settled + more_nanousd <= budget else max(SOON_S, month_left_s)
+    raise BudgetExhausted(scope.id, retry, text, budget=budget, settled=settled, held=held, needed=more_nanousd)
+
+
+def _budget(scope: Scope, budget: int, counters: Counters) -> str:
+    return (
+        f"{scope.label or scope.id} has a monthly budget of ${format_usd(budget)}; ${format_usd(counters.settled)} is "
+        f"spent, ${format_usd(counters.held)} is held for running requests"
+    )
+
+
+def grant(hold_id: str, taken: Sequence[tuple[Scope, Counters]]) -> Grant:
+    """What an admitted request is told, from drained counters that it is taken from already."""
+    return Grant(hold_id=hold_id, standing=standing(taken), budget_used=budget_used(taken))
+
+
+def standing(scopes: Iterable[tuple[Scope, Counters]], now_s: float | None = None) -> Standing:
+    """Where a request's scopes stand, each kind by its tightest scope. Drains the buckets to `now_s`, if given."""
+    requests: list[tuple[int, float, int]] = []
+    tokens: list[tuple[int, float, int]] = []
+    parallel: list[tuple[int, int]] = []
+    for scope, counters in scopes:
+        if scope.requests_per_minute is not None:
+            requests.append(_state(scope.requests_per_minute, counters.requests, now_s))
+        if scope.tokens_per_minute is not None:
+            tokens.append(_state(scope.tokens_per_minute, counters.tokens, now_s))
+        if scope.parallel is not None:
+            parallel.append((max(0, scope.parallel - counters.parallel), scope.parallel))
     remaining_requests, reset_requests, limit_requests = min(requests, default=(None, None, None))
     remaining_tokens, reset_tokens, limit_tokens = min(tokens, default=(None, None, None))
-    return Grant(
-        hold_id=hold_id,
+    remaining_parallel, limit_parallel = min(parallel, default=(None, None))
+    return Standing(
         limit_requests=limit_requests,
         remaining_requests=remaining_requests,
         reset_requests_s=reset_requests,
         limit_tokens=limit_tokens,
         remaining_tokens=remaining_tokens,
         reset_tokens_s=reset_tokens,
-        budget_used=budget_used(taken),
+        limit_parallel=limit_parallel,
+        remaining_parallel=remaining_parallel,
     )
 
 
-def _state(limit: int, bucket: Bucket) -> tuple[int, float, int]:
+def _state(limit: int, bucket: Bucket, now_s: float | None) -> tuple[int, float, int]:
     """Remaining, seconds until full, limit: in the order that makes the tightest the smallest."""
+    if now_s is not None:
+        bucket.drain(now_s, limit)
     return max(0, int(limit - bucket.used + DUST)), bucket.used * 60.0 / limit, limit
 
 

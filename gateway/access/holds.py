@@ -12,6 +12,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from gateway.access.limits import Scope
+
 # Weight of the newest answer: about the last ten answers count.
 _WEIGHT: Final = 0.2
 # Mean plus this many mean deviations: few answers are longer, as with retransmission timers (RFC 6298 uses four).
@@ -25,7 +27,7 @@ class Hold(msgspec.Struct):
     """One admitted request. Amounts are what is set aside now; `month` is the budget month it was admitted in."""
 
     hold_id: str
-    scope_ids: tuple[str, ...]
+    scopes: tuple[Scope, ...]
     tokens: int
     cost_nanousd: int
     month: int

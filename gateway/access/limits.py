@@ -12,9 +12,10 @@ Semantics, which every implementation keeps:
   full one and then overdraws it: nobody is locked out, and the rate over time holds.
 - tokens are taken by estimate and corrected by `settle`; a bucket may go below zero, which later requests wait out.
 - parallel counts open holds.
-- budgets are per UTC calendar month: `used = settled + held`, and a request is admitted while
-  `used + its hold <= budget`. So spending passes a budget by at most the sum, over the requests then running, of
-  what each used beyond its hold; holds that are raised by `touch` as the answer grows keep that small.
+- budgets are per UTC calendar month: `used = settled + held`. A request is admitted, and a hold raised by `touch`,
+  while `used + what is added <= budget`. So spending passes a budget by at most the sum, over the requests then
+  running, of what each used beyond its hold (docs/finance.md says how much that can be).
+- a scope's limits are those that it had when the request was admitted, until its hold is settled.
 """
 
 from __future__ import annotations
@@ -29,13 +30,17 @@ LimitKind = Literal["requests_per_minute", "tokens_per_minute", "parallel", "bud
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """Something with limits, such as `key:UUID`, `team:UUID` or `policy:NAME`. None is unlimited."""
+    """Something with limits, such as `key:UUID`, `team:UUID` or `policy:NAME`. None is unlimited.
+
+    `label` is what a refusal calls it, to stand before "allows" or "has", such as "Your key 'ci' (tl-abc…)".
+    """
 
     id: str
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     parallel: int | None = None
     budget_nanousd: int | None = None
+    label: str = ""
 
 
 class Admission(msgspec.Struct, frozen=True):
@@ -48,21 +53,20 @@ class Admission(msgspec.Struct, frozen=True):
     ttl_s: float
 
 
-class Grant(msgspec.Struct, frozen=True, kw_only=True):
-    """An admitted request, and the tightest scope's state for the `x-ratelimit-*` headers (None: no such limit).
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a request's scopes stand: the tightest one of each kind of limit (None: no scope has such a limit).
 
-    `reset_*_s` is the time until that bucket is full again. `budget_used` maps each scope that has a budget to the
-    used share of it, this hold included; it can exceed 1.
+    `reset_*_s` is the time until that bucket is full again.
     """
 
-    hold_id: str
     limit_requests: int | None = None
     remaining_requests: int | None = None
     reset_requests_s: float | None = None
     limit_tokens: int | None = None
     remaining_tokens: int | None = None
     reset_tokens_s: float | None = None
-    budget_used: dict[str, float] = {}
+    limit_parallel: int | None = None
+    remaining_parallel: int | None = None
 
     def headers(self) -> list[tuple[str, str]]:
         """`x-ratelimit-*`, as clients of the OpenAI dialect know them: counts, and seconds such as `0.250s`."""
@@ -70,19 +74,35 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
         for unit, limit, remaining, reset in (
             ("requests", self.limit_requests, self.remaining_requests, self.reset_requests_s),
             ("tokens", self.limit_tokens, self.remaining_tokens, self.reset_tokens_s),
+            ("parallel", self.limit_parallel, self.remaining_parallel, None),
         ):
             if limit is not None:
                 pairs.append((f"x-ratelimit-limit-{unit}", str(limit)))
                 pairs.append((f"x-ratelimit-remaining-{unit}", str(remaining)))
-                pairs.append((f"x-ratelimit-reset-{unit}", f"{reset:.3f}s"))
+                if reset is not None:
+                    pairs.append((f"x-ratelimit-reset-{unit}", f"{reset:.3f}s"))
         return pairs
+
+
+class Grant(msgspec.Struct, frozen=True, kw_only=True):
+    """An admitted request, and where its scopes stand with it.
+
+    `budget_used` maps each scope that has a budget to the used share of it, this hold included; it can exceed 1.
+    """
+
+    hold_id: str
+    standing: Standing = Standing()
+    budget_used: dict[str, float] = {}
 
 
 class Refused(Exception):
     """Not admitted. Nothing was taken from any scope; after `retry_after_s` the same request can pass.
 
-    Nobody knows when a running request will end: where only those stand in the way, it is a second.
+    Nobody knows when a running request will end: where only those stand in the way, it is a second. `standing` is
+    where the scopes stand without the request; a limiter sets it.
     """
+
+    standing = Standing()
 
     def __init__(self, scope: str, limit: LimitKind, retry_after_s: float, message: str) -> None:
         super().__init__(message)
@@ -127,19 +147,24 @@ class Limiter(Protocol):
         """
         ...
 
-    async def settle(self, hold_id: str, tokens: int, cost_nanousd: int) -> bool:
+    async def settle(self, hold_id: str, tokens: int, cost_nanousd: int) -> Standing | None:
         """Replace a hold by what was used. Late is fine, also after the hold expired.
 
         Returns:
-            False when there is nothing to settle: it was settled before, or never admitted.
+            Where its scopes stand now, or None when there is nothing to settle: it was settled before, or never
+            admitted.
         """
         ...
 
     async def touch(self, hold_id: str, ttl_s: float, tokens: int = 0, cost_nanousd: int = 0) -> bool:
-        """Extend a hold, and raise it to at least these amounts.
+        """Extend a hold, and raise it to at least these amounts. Tokens are raised whatever a bucket holds: it goes
+        into debt, as by `settle`.
 
         Returns:
             False when the hold is gone: settled or expired.
+
+        Raises:
+            BudgetExhausted: a budget does not cover the raised hold; nothing was changed.
         """
         ...
 

@@ -6,6 +6,7 @@ import asyncio
 import calendar
 import random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,16 @@ from hypothesis import strategies as st
 from gateway.access.counters_memory import MemoryLimiter
 from gateway.access.counting import LATE_SETTLE_S
 from gateway.access.holds import OutputEstimator
-from gateway.access.limits import Admission, BudgetExhausted, Grant, Limiter, LimitExceeded, Refused, Scope
+from gateway.access.limits import (
+    Admission,
+    BudgetExhausted,
+    Grant,
+    Limiter,
+    LimitExceeded,
+    Refused,
+    Scope,
+    Standing,
+)
 
 NOVEMBER_29 = calendar.timegm((2026, 11, 29, 0, 0, 0))
 DECEMBER_1 = calendar.timegm((2026, 12, 1, 0, 0, 0))
@@ -44,7 +54,7 @@ def clock() -> Clock:
 
 
 def scope(name: str = "a", **limits: int) -> Scope:
-    return Scope(f"key:{name}", **limits)
+    return msgspec.convert({"id": f"key:{name}", **limits}, Scope)
 
 
 def ask(hold: str, *scopes: Scope, tokens: int = 0, cost: int = 0, ttl_s: float = 900.0) -> Admission:
@@ -59,8 +69,8 @@ def test_it_is_a_limiter(clock: Clock) -> None:
 async def test_requests_per_minute(clock: Clock) -> None:
     limiter, key = clock.limiter(), scope(requests_per_minute=3)
     grants = [await limiter.admit(ask(str(n), key)) for n in range(3)]
-    assert [grant.remaining_requests for grant in grants] == [2, 1, 0]
-    assert grants[-1].reset_requests_s == pytest.approx(60)
+    assert [grant.standing.remaining_requests for grant in grants] == [2, 1, 0]
+    assert grants[-1].standing.reset_requests_s == pytest.approx(60)
     with pytest.raises(LimitExceeded) as refused:
         await limiter.admit(ask("late", key))
     assert refused.value.limit == "requests_per_minute"
@@ -81,7 +91,7 @@ async def test_headers_show_the_tightest_scope(clock: Clock) -> None:
             "h", scope("a", requests_per_minute=100, tokens_per_minute=50), scope("b", requests_per_minute=5), tokens=20
         )
     )
-    assert dict(grant.headers()) == {
+    assert dict(grant.standing.headers()) == {
         "x-ratelimit-limit-requests": "5",
         "x-ratelimit-remaining-requests": "4",
         "x-ratelimit-reset-requests": "12.000s",
@@ -89,7 +99,7 @@ async def test_headers_show_the_tightest_scope(clock: Clock) -> None:
         "x-ratelimit-remaining-tokens": "30",
         "x-ratelimit-reset-tokens": "24.000s",
     }
-    assert Grant(hold_id="h").headers() == []
+    assert Grant(hold_id="h").standing.headers() == []
 
 
 async def test_tokens_are_corrected_when_settled(clock: Clock) -> None:
@@ -100,7 +110,7 @@ async def test_tokens_are_corrected_when_settled(clock: Clock) -> None:
     assert refused.value.limit == "tokens_per_minute"
     assert refused.value.retry_after_s == pytest.approx(18)
     await limiter.settle("1", 10, 0)
-    assert (await limiter.admit(ask("2", key, tokens=50))).remaining_tokens == 40
+    assert (await limiter.admit(ask("2", key, tokens=50))).standing.remaining_tokens == 40
     # More than was expected becomes a debt, which the next one waits out.
     await limiter.settle("2", 190, 0)
     with pytest.raises(LimitExceeded) as in_debt:
@@ -124,7 +134,7 @@ async def test_parallel(clock: Clock) -> None:
     limiter, key = clock.limiter(), scope(parallel=2)
     await limiter.admit(ask("1", key))
     await limiter.admit(ask("2", key))
-    with pytest.raises(LimitExceeded, match="2 requests running") as refused:
+    with pytest.raises(LimitExceeded, match="2 requests at a time; running now: 2") as refused:
         await limiter.admit(ask("3", key))
     assert refused.value.limit == "parallel"
     await limiter.settle("1", 0, 0)
@@ -139,7 +149,7 @@ async def test_all_scopes_or_none(clock: Clock) -> None:
         with pytest.raises(LimitExceeded):
             await limiter.admit(ask(f"x{n}", wide, narrow, cost=50))
     assert limiter.balance("key:wide") == (0, 0)
-    assert (await limiter.admit(ask("2", wide, cost=100))).remaining_requests == 9
+    assert (await limiter.admit(ask("2", wide, cost=100))).standing.remaining_requests == 9
 
 
 async def test_a_budget_counts_what_is_spent_and_what_is_held(clock: Clock) -> None:
@@ -230,7 +240,95 @@ async def test_touch_raises_a_hold_as_the_answer_grows(clock: Clock) -> None:
     with pytest.raises(BudgetExhausted):
         await limiter.admit(ask("2", key, cost=50))
     await limiter.settle("1", 400, 60)
-    assert (await limiter.admit(ask("2", key, tokens=600, cost=40))).remaining_tokens == 0
+    assert (await limiter.admit(ask("2", key, tokens=600, cost=40))).standing.remaining_tokens == 0
+
+
+async def test_touch_raises_no_hold_beyond_a_budget(clock: Clock) -> None:
+    limiter, wide, narrow = clock.limiter(b=50), scope(budget_nanousd=1000), scope("b", budget_nanousd=100)
+    await limiter.admit(ask("1", wide, narrow, tokens=10, cost=30))
+    await limiter.admit(ask("2", narrow, cost=10))
+    assert await limiter.touch("1", 60, cost_nanousd=40)
+    with pytest.raises(BudgetExhausted, match=r"needs \$0.000000001 more. It ends here") as refused:
+        await limiter.touch("1", 60, cost_nanousd=41)
+    assert (refused.value.scope, refused.value.needed_nanousd, refused.value.held_nanousd) == ("key:b", 1, 50)
+    assert refused.value.retry_after_s == 1.0  # the other one may end
+    assert limiter.balance("key:a") == (0, 40)  # nothing was changed
+    assert limiter.balance("key:b") == (50, 50)
+    # To live on is no raise, even where others have passed the budget by now.
+    await limiter.settle("2", 0, 30)
+    assert await limiter.touch("1", 900, cost_nanousd=40)
+
+
+async def test_touch_puts_a_bucket_into_debt(clock: Clock) -> None:
+    limiter, key = clock.limiter(), scope(tokens_per_minute=60)
+    await limiter.admit(ask("1", key, tokens=60))
+    clock.pass_(30)
+    assert await limiter.touch("1", 60, tokens=120)
+    with pytest.raises(LimitExceeded) as refused:
+        await limiter.admit(ask("2", key, tokens=10))
+    assert refused.value.retry_after_s == pytest.approx(40)  # 90 used, 50 allowed
+
+
+async def test_every_answer_says_where_the_limits_stand(clock: Clock) -> None:
+    limiter = clock.limiter()
+    wide = scope("wide", requests_per_minute=100, tokens_per_minute=1000, parallel=3)
+    narrow = scope("narrow", requests_per_minute=2, parallel=5)
+    names = [
+        f"x-ratelimit-{what}-{unit}" for unit in ("requests", "tokens") for what in ("limit", "remaining", "reset")
+    ]
+    names += ["x-ratelimit-limit-parallel", "x-ratelimit-remaining-parallel"]
+
+    def said(standing: Standing) -> list[str]:
+        headers = dict(standing.headers())
+        assert list(headers) == names
+        return list(headers.values())
+
+    first = await limiter.admit(ask("1", wide, narrow, tokens=400))
+    assert said(first.standing) == ["2", "1", "30.000s", "1000", "600", "24.000s", "3", "2"]
+    second = await limiter.admit(ask("2", wide, narrow, tokens=100))
+    assert said(second.standing) == ["2", "0", "60.000s", "1000", "500", "30.000s", "3", "1"]
+    with pytest.raises(LimitExceeded) as refused:
+        await limiter.admit(ask("3", wide, narrow, tokens=100))
+    assert said(refused.value.standing) == said(second.standing)
+    clock.pass_(15)
+    settled = await limiter.settle("1", 100, 0)
+    assert settled is not None
+    assert said(settled) == ["2", "0", "45.000s", "1000", "1000", "0.000s", "3", "2"]
+
+
+async def test_a_refusal_says_whose_limit_it_is(clock: Clock) -> None:
+    limiter = clock.limiter()
+    key = Scope("key:1", 60, 100, 1, 1000, label="Your key 'ci' (tl-abc…)")
+    await limiter.admit(ask("1", key, tokens=90, cost=900))
+
+    async def said(**wider: int | None) -> str:
+        narrow = {"requests_per_minute": None, "tokens_per_minute": None, "parallel": None, "budget_nanousd": None}
+        with pytest.raises(Refused) as refused:
+            await limiter.admit(ask("2", msgspec.structs.replace(key, **{**narrow, **wider}), tokens=40, cost=200))
+        return refused.value.message
+
+    assert await said(requests_per_minute=1) == (
+        "Your key 'ci' (tl-abc…) allows 1 request per minute; there is room for the next one in 60.0 s."
+    )
+    assert await said(tokens_per_minute=100) == (
+        "Your key 'ci' (tl-abc…) allows 100 tokens per minute; "
+        "there is room for the 40 tokens of this request in 18.0 s."
+    )
+    assert await said(parallel=1) == (
+        "Your key 'ci' (tl-abc…) allows 1 request at a time; running now: 1. Try again when one has ended."
+    )
+    assert (await said(budget_nanousd=1000)).startswith("Your key 'ci' (tl-abc…) has a monthly budget of $0.000001; ")
+
+
+async def test_a_hold_keeps_the_limits_it_was_admitted_with(clock: Clock) -> None:
+    """Another request of the same scope may come with other limits, when a policy was edited or none applies."""
+    limiter = clock.limiter()
+    await limiter.admit(ask("1", scope(tokens_per_minute=100), tokens=80))
+    await limiter.admit(ask("2", scope(), tokens=5))
+    assert await limiter.touch("1", 60, tokens=100)
+    settled = await limiter.settle("1", 30, 0)
+    assert settled is not None
+    assert settled.remaining_tokens == 70
 
 
 @pytest.mark.parametrize(("tokens", "cost"), [(-1, 0), (0, -1)])
@@ -323,15 +421,20 @@ async def test_used_is_settled_plus_held_in_any_order(events: list[tuple[str, in
                 assert not fits
         elif kind == "settle":
             known = target in held or target in late
-            assert await limiter.settle(target, second, third) == known
+            assert (await limiter.settle(target, second, third) is not None) == known
             held.pop(target, None)
             late.discard(target)
             settled += third if known else 0
         elif kind == "touch":
-            assert await limiter.touch(target, second, 0, third) == (target in held)
-            if target in held:
-                cost, until = held[target]
-                held[target] = (max(cost, third), max(until, clock.now + second))
+            cost, until = held.get(target, (0, 0.0))
+            raised = max(cost, third)
+            if target in held and raised > cost and settled + sum(c for c, _ in held.values()) + raised - cost > budget:
+                with pytest.raises(BudgetExhausted):
+                    await limiter.touch(target, second, 0, third)
+            else:
+                assert await limiter.touch(target, second, 0, third) == (target in held)
+                if target in held:
+                    held[target] = (raised, max(until, clock.now + second))
         else:
             clock.pass_(first)
         for hold_id in [h for h, (_, until) in held.items() if until <= clock.now]:
