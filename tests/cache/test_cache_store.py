@@ -200,6 +200,17 @@ def test_entries_of_another_embedder_and_expired_ones_are_dropped(
     assert list(Disk(tmp_path, "another").rows()) == []
 
 
+def test_entries_of_another_form_of_key_are_dropped(
+    tmp_path: Path, make_key: MakeKey, make_entry: MakeEntry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr("cache.disk.VERSION", "an earlier form")
+        disk = Disk(tmp_path, "f")
+        Store(max_entries=9, max_bytes=1 << 20, disk=disk).put(make_key("a"), make_entry("a"), None)
+        disk.close()
+    assert list(Disk(tmp_path, "f").rows()) == []
+
+
 def test_a_damaged_file_is_moved_aside(tmp_path: Path, make_key: MakeKey, make_entry: MakeEntry) -> None:
     (tmp_path / "answers.db").write_bytes(b"this is no database at all" * 100)
     disk = Disk(tmp_path, "f")

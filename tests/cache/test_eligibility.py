@@ -101,6 +101,26 @@ def test_temperature_is_compared_with_the_policy() -> None:
     assert decide(ask(temperature=0)).mode == "semantic"
 
 
+@pytest.mark.parametrize(
+    ("named", "default", "allowed", "reason"),
+    [
+        (None, None, 0.0, None),  # nobody knows: left to the server, no variety asked for
+        (None, 0.0, 0.0, None),
+        (None, 0.7, 0.0, "temperature"),
+        (None, 0.7, 0.7, None),
+        (0.0, 0.7, 0.0, None),
+        (0.7, 0.0, 0.0, "temperature"),
+        (0.7, None, 0.0, "temperature"),
+    ],
+)
+def test_an_unnamed_temperature_is_the_models(
+    named: float | None, default: float | None, allowed: float, reason: str | None
+) -> None:
+    payload = ask(temperature=named)
+    found = check(payload, mode="exact", allow_temperature=allowed, default_temperature=default)
+    assert found == Eligibility("off" if reason else "exact", reason)
+
+
 def test_a_follow_up_that_stands_alone_may_be_fuzzy() -> None:
     assert decide(ask("What is the capital of Spain?", *FRENCH_TALK)) == Eligibility("semantic", None)
 

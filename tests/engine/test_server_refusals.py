@@ -6,66 +6,125 @@ import pytest
 
 from tests.engine.serving import FRANCE
 
+TEXT = {"type": "text", "text": "What is this?"}
+REFUSAL = {"type": "refusal", "refusal": "No."}
 CHAT_REFUSALS = [
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "unsupported_parameter"),
-    ({"functions": [{"name": "f"}]}, "unsupported_parameter"),
-    ({"response_format": {"type": "json_object"}}, "unsupported_parameter"),
-    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "unsupported_parameter"),
-    ({"structured_outputs": {"regex": "a+"}}, "unsupported_parameter"),
-    ({"audio": {"voice": "x", "format": "wav"}}, "unsupported_parameter"),
-    ({"modalities": ["text", "audio"]}, "unsupported_parameter"),
-    ({"prediction": {"type": "content", "content": "x"}}, "unsupported_parameter"),
-    ({"priority": 5}, "unsupported_parameter"),
-    ({"reasoning_effort": "high"}, "unsupported_parameter"),
-    ({"store": True}, "unsupported_parameter"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "unsupported_parameter"),
-    ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "unsupported_parameter"),
-    ({"messages": []}, "empty_array"),
-    ({"messages": "hi"}, "invalid_type"),
-    ({"temperature": 3}, "invalid_value"),
-    ({"temperature": "hot"}, "invalid_type"),
-    ({"top_k": -2}, "invalid_value"),
-    ({"min_p": 2}, "invalid_value"),
-    ({"repetition_penalty": 0}, "invalid_value"),
-    ({"min_tokens": 9, "max_tokens": 3}, "invalid_value"),
-    ({"stop_token_ids": [10**8]}, "invalid_value"),
-    ({"logit_bias": {"99999999": 1}}, "invalid_value"),
-    ({"top_logprobs": 2}, "invalid_value"),
-    ({"max_tokens": 3, "max_completion_tokens": 4}, "invalid_value"),
-    ({"max_tokens": 0}, "invalid_value"),
-    ({"n": 0}, "invalid_value"),
-    ({"stop": ["a", "b", "c", "d", "e"]}, "array_too_long"),
-    ({"cache_salt": ""}, "invalid_value"),
-    ({"temprature": 1}, "unknown_parameter"),
-    ({"stream": True, "stream_options": {"include_usages": True}}, "unknown_parameter"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "unsupported_parameter", "tools"),
+    ({"functions": [{"name": "f"}]}, "unsupported_parameter", "functions"),
+    ({"response_format": {"type": "json_object"}}, "unsupported_parameter", "response_format"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {}}},
+        "unsupported_parameter",
+        "response_format",
+    ),
+    ({"structured_outputs": {"regex": "a+"}}, "unsupported_parameter", "structured_outputs"),
+    ({"audio": {"voice": "x", "format": "wav"}}, "unsupported_parameter", "audio"),
+    ({"modalities": ["text", "audio"]}, "unsupported_parameter", "modalities"),
+    ({"prediction": {"type": "content", "content": "x"}}, "unsupported_parameter", "prediction"),
+    ({"priority": 5}, "unsupported_parameter", "priority"),
+    ({"reasoning_effort": "high"}, "unsupported_parameter", "reasoning_effort"),
+    ({"store": True}, "unsupported_parameter", "store"),
+    (
+        {"messages": [*FRANCE, {"role": "user", "content": [TEXT, {"type": "image_url", "image_url": {}}]}]},
+        "unsupported_parameter",
+        "messages[1].content[1]",
+    ),
+    ({"messages": [{"role": "user", "content": [REFUSAL]}]}, "unsupported_parameter", "messages[0].content[0]"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "invalid_type", "messages[0].content[0].text"),
+    (
+        {"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]},
+        "unsupported_parameter",
+        "messages[0].role",
+    ),
+    (
+        {"messages": [*FRANCE, {"role": "assistant", "tool_calls": [{"id": "1"}]}]},
+        "unsupported_parameter",
+        "messages[1].tool_calls",
+    ),
+    ({"messages": []}, "empty_array", "messages"),
+    ({"messages": "hi"}, "invalid_type", "messages"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "invalid_type", "messages[0].role"),
+    ({"messages": [{"content": "x"}]}, "missing_required_parameter", "messages[0].role"),
+    ({"temperature": 3}, "invalid_value", "temperature"),
+    ({"temperature": "hot"}, "invalid_type", "temperature"),
+    ({"top_k": -2}, "invalid_value", "top_k"),
+    ({"top_k": "many"}, "invalid_type", "top_k"),
+    ({"min_p": 2}, "invalid_value", "min_p"),
+    ({"min_p": [0.1]}, "invalid_type", "min_p"),
+    ({"repetition_penalty": 0}, "invalid_value", "repetition_penalty"),
+    ({"repetition_penalty": True}, "invalid_type", "repetition_penalty"),
+    ({"min_tokens": 9, "max_tokens": 3}, "invalid_value", "min_tokens"),
+    ({"min_tokens": 1.5}, "invalid_type", "min_tokens"),
+    ({"ignore_eos": "yes"}, "invalid_type", "ignore_eos"),
+    ({"stop_token_ids": [10**8]}, "invalid_value", "stop_token_ids"),
+    ({"stop_token_ids": [2, "x"]}, "invalid_type", "stop_token_ids[1]"),
+    ({"logit_bias": {"99999999": 1}}, "invalid_value", "logit_bias"),
+    ({"logit_bias": {"9": "much"}}, "invalid_type", "logit_bias"),
+    ({"top_logprobs": 2}, "invalid_value", "top_logprobs"),
+    ({"max_tokens": 3, "max_completion_tokens": 4}, "invalid_value", "max_tokens"),
+    ({"max_tokens": 0}, "invalid_value", "max_tokens"),
+    ({"n": 0}, "invalid_value", "n"),
+    ({"stop": ["a", "b", "c", "d", "e"]}, "array_too_long", "stop"),
+    ({"cache_salt": ""}, "invalid_value", "cache_salt"),
+    ({"cache_salt": "x" * 129}, "invalid_value", "cache_salt"),
+    ({"cache_salt": 5}, "invalid_type", "cache_salt"),
+    ({"echo": True}, "unknown_parameter", "echo"),
+    ({"temprature": 1}, "unknown_parameter", "temprature"),
+    (
+        {"stream": True, "stream_options": {"include_usages": True}},
+        "unknown_parameter",
+        "stream_options.include_usages",
+    ),
+    ({"messages": [{"role": "user", "content": "word " * 3000}]}, "context_length_exceeded", "messages"),
 ]
 
 
-@pytest.mark.parametrize(("change", "code"), CHAT_REFUSALS)
-def test_what_is_not_honoured_is_refused(server, change, code):
+@pytest.mark.parametrize(("change", "code", "param"), CHAT_REFUSALS)
+def test_what_is_not_honoured_is_refused(server, change, code, param):
     response = server.post("/v1/chat/completions", **{"messages": FRANCE, **change})
     assert response.status_code == 400, response.text
     error = response.json()["error"]
-    assert error["code"] == code
+    assert (error["code"], error["param"]) == (code, param)
     assert error["type"] == "invalid_request_error"
-    assert error["message"]
+    assert param in error["message"] or code == "context_length_exceeded"
     assert response.headers["x-request-id"]
 
 
 @pytest.mark.parametrize(
-    ("change", "code"),
+    ("change", "code", "param"),
     [
-        ({"suffix": "x"}, "unsupported_parameter"),
-        ({"best_of": 3}, "unsupported_parameter"),
-        ({"echo": True, "logprobs": 1}, "unsupported_parameter"),
-        ({"logprobs": 21}, "invalid_value"),
-        ({"messages": FRANCE}, "unknown_parameter"),
-        ({"prompt": {"a": 1}}, "invalid_type"),
+        ({"suffix": "x"}, "unsupported_parameter", "suffix"),
+        ({"best_of": 3}, "unsupported_parameter", "best_of"),
+        ({"echo": True, "logprobs": 1}, "unsupported_parameter", "logprobs"),
+        ({"logprobs": 21}, "invalid_value", "logprobs"),
+        ({"messages": FRANCE}, "unknown_parameter", "messages"),
+        ({"prompt": {"a": 1}}, "invalid_type", "prompt"),
+        ({"prompt": []}, "empty_array", "prompt"),
+        ({"prompt": [1, "x"]}, "invalid_value", "prompt"),
+        ({"prompt": [10**8]}, "invalid_value", "prompt"),
+        ({"top_k": "many"}, "invalid_type", "top_k"),
+        ({"cache_salt": "x" * 129}, "invalid_value", "cache_salt"),
+        ({"prompt": [5] * 1024}, "context_length_exceeded", "prompt"),
     ],
 )
-def test_what_completions_do_not_honour_is_refused(server, change, code):
+def test_what_completions_do_not_honour_is_refused(server, change, code, param):
     response = server.post("/v1/completions", **{"prompt": "x", **change})
-    assert (response.status_code, response.json()["error"]["code"]) == (400, code)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, code, param)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        ({"messages": [{"role": "robot"}]}, "invalid_type", "messages[0].role"),
+        ({"prompt": "x", "texts": []}, "unknown_parameter", "texts"),
+        ({"prompt": 1}, "invalid_type", "prompt"),
+        ({}, "invalid_value", "prompt"),
+    ],
+)
+def test_tokenize_names_the_field(server, body, code, param):
+    error = server.http.post("/tokenize", json=body).json()["error"]
+    assert (error["code"], error["param"]) == (code, param)
 
 
 def test_an_unknown_parameter_gets_a_suggestion(server):
@@ -77,6 +136,8 @@ def test_wrong_bodies_paths_methods_and_models(server):
     post = server.http.post
     assert post("/v1/chat/completions", content=b"{oops").json()["error"]["code"] == "invalid_json"
     assert post("/v1/chat/completions", content=b"[1]").status_code == 400
+    for odd in (b"[" * 100_000, b"\xff\xfe"):
+        assert post("/v1/chat/completions", content=odd).json()["error"]["code"] == "invalid_json"
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=30) as connection:
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n")
