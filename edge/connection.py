@@ -1,0 +1,323 @@
+"""One HTTP/1.1 connection: uvicorn's protocol around httptools, with limits on what a client may send and how slowly.
+
+    accept → between requests → head → body → between requests …       what the client sends: `_stage`
+                                 └─ running ── response ──┘             what the application does: `_running`
+
+It promises: a head is bounded in bytes and headers, a body in bytes per second, an unread answer in time; what is not
+HTTP/1 gets a clean error and the end of the connection, never in the middle of an answer. No timer is made per
+request: the server sweeps over its connections once a second.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, cast
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from edge.limits import (
+    LINGER_S,
+    MAX_FRAMING_BYTES,
+    MAX_FRAMING_PER_BODY_BYTE,
+    MAX_HEAD_BYTES,
+    MAX_HEADERS,
+    MIN_BYTES_PER_SECOND,
+    READ_TIMEOUT,
+    Limits,
+    Refused,
+    framing_too_large,
+    head_too_large,
+    malformed,
+    read_timed_out,
+)
+
+logger = logging.getLogger("tierline.edge")
+
+_BETWEEN, _HEAD, _BODY = range(3)
+
+
+class State(ServerState):
+    """What all connections of a server share. `draining`: every answer from now on ends its connection."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__()
+        self.limits = limits
+        self.draining = False
+
+
+class Connection(HttpToolsProtocol):
+    """Made by uvicorn for each accepted socket; `Server` calls `sweep`, `shutdown` and `is_busy`."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.state = cast(State, self.server_state)
+        self.limits = self.state.limits
+        self._stage = _BETWEEN
+        self._running: RequestResponseCycle | None = None
+        self._served = False  # whether a request was answered
+        self._fed = 0  # bytes that the parser is at
+        self._hosts = 0
+        # Of a head that came in pieces: when it began, its bytes, and those of the first piece, which may also hold
+        # the end of an earlier request.
+        self._head_since: float | None = None
+        self._head_bytes = 0
+        self._head_first = 0
+        # Of a body that came in pieces: when it began, when the last piece came, all its bytes, and those of content.
+        self._body_since: float | None = None
+        self._body_read_at = 0.0
+        self._body_bytes = 0
+        self._content_bytes = 0
+        self._idle_since = self.loop.time()
+        self._unread: tuple[float, int] | None = None  # since when the client takes nothing, and of how many bytes
+        self._deaf = False  # what still comes is thrown away
+        self._linger_until: float | None = None
+
+    # -- bytes from the client ---------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        self._fed = len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._stay_with_http(data[upgrade.args[0] :])
+        except httptools.HttpParserCallbackError as error:
+            cause = error.__context__
+            self._refuse(cause if isinstance(cause, Refused) else malformed("The URL of the request is not valid."))
+        except httptools.HttpParserError as error:
+            self._refuse(malformed(f"This is not a valid HTTP/1.1 request: {error}."))
+        else:
+            if self._stage != _BETWEEN:
+                self._came_in_pieces()
+
+    def _came_in_pieces(self) -> None:
+        """Account for a request that is not complete with what has come so far."""
+        now = self.loop.time()
+        if self._stage == _HEAD:
+            if self._head_since is None:
+                self._head_since = now if self._served else self._idle_since
+                self._head_first = self._fed
+            self._head_bytes += self._fed
+            if (
+                len(self.headers) > MAX_HEADERS
+                or self._head_bytes - self._head_first > MAX_HEAD_BYTES
+                or self._head_is_too_large()
+            ):
+                self._refuse(head_too_large())
+            return
+        self._body_read_at = now
+        if self._body_since is None:
+            self._body_since = now
+            return
+        self._body_bytes += self._fed
+        framing = self._body_bytes - self._content_bytes
+        if framing > MAX_FRAMING_BYTES + MAX_FRAMING_PER_BODY_BYTE * self._content_bytes:
+            self._refuse(framing_too_large())
+
+    def _head_is_too_large(self) -> bool:
+        if self._head_bytes <= MAX_HEAD_BYTES:
+            return False
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEAD_BYTES
+
+    def _stay_with_http(self, rest: bytes) -> None:
+        """Parse a request that offers another protocol again, without the offer.
+
+        The parser takes everything behind such a head for the other protocol, the body too. Java's client offers
+        HTTP/2 on each new connection.
+        """
+        head = [self.parser.get_method(), b" ", self.url, b" HTTP/1.1\r\n"]
+        for name, value in self.headers:
+            if name != b"upgrade":
+                head += [name, b": ", value, b"\r\n"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(b"".join([*head, b"\r\n", rest]))
+
+    # -- callbacks of the parser -------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._stage = _HEAD
+        self._hosts = 0
+        self._head_since = None
+        self._head_bytes = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._stage == _BODY:
+            return  # a trailer: it must not pass for a header that the front of the request has shown to others
+        name = name.lower()
+        if name == b"host":
+            self._hosts += 1
+        elif name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        version = self.parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            raise malformed("This server speaks HTTP/1.1.")
+        if self._hosts != 1 and (self._hosts or version == "1.1"):
+            raise malformed("An HTTP/1.1 request needs the header 'host', once.")
+        self._head_bytes += self._fed
+        if len(self.headers) > MAX_HEADERS or self._head_is_too_large():
+            raise head_too_large()
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                raise malformed("This server is not a proxy.")
+            return  # to `_stay_with_http`
+        super().on_headers_complete()
+        self._stage = _BODY
+        self._body_since = None
+        self._body_bytes = self._content_bytes = 0
+        if self.state.draining:
+            self.cycle.keep_alive = False
+        if not self.pipeline:
+            self._running = self.cycle
+
+    def on_body(self, body: bytes) -> None:
+        self._content_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self._stage == _HEAD:
+            return  # to `_stay_with_http`
+        self._stage = _BETWEEN
+        super().on_message_complete()
+
+    # -- answers -----------------------------------------------------------------------------------------------------
+
+    def on_response_complete(self) -> None:
+        """As uvicorn's, without a timer for the idle time."""
+        self.state.total_requests += 1
+        self._served = True
+        self._running = None
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        self._idle_since = self.loop.time()
+        if self.pipeline:
+            self._running, app = self.pipeline.pop()
+            self._start_asgi_task(self._running, app)
+
+    def resume_writing(self) -> None:
+        self._unread = None
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        # uvicorn tells only the newest of several requests; the one that runs must hear of it too.
+        if self._running is not None:
+            self._running.disconnected = True
+            self._running.message_event.set()
+        self.pipeline.clear()
+
+    def _refuse(self, why: Refused) -> None:
+        """Say why and end the connection. An answer that is being given is completed instead, and ends it."""
+        self._deaf = True
+        faulty = self.cycle if self._stage == _BODY else None
+        if faulty is not None:
+            if self.pipeline and self.pipeline[0][0] is faulty:
+                self.pipeline.popleft()
+            elif self._running is faulty:
+                self._running = None
+            if not faulty.response_complete:
+                faulty.disconnected = True
+                faulty.message_event.set()
+        if self._running is not None:
+            last = self.pipeline[0][0] if self.pipeline else self._running
+            last.keep_alive = False
+            self.flow.resume_reading()  # or its leaving would go unseen
+            return
+        logger.info("refused a request of %s: %d %s (%s)", self._peer(), why.status, why, why.request_id)
+        if faulty is None or not faulty.response_started:
+            self.transport.write(self._error(why))
+        self._linger()
+
+    def _error(self, why: Refused) -> bytes:
+        body = why.body()
+        headers = [
+            *self.state.default_headers,
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"x-request-id", why.request_id.encode()),
+            (b"connection", b"close"),
+        ]
+        lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
+        return STATUS_LINE[why.status] + lines + b"\r\n" + body
+
+    def _linger(self) -> None:
+        self._deaf = True
+        self._linger_until = self.loop.time() + LINGER_S
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+
+    def _peer(self) -> str:
+        return f"{self.client[0]}:{self.client[1]}" if self.client else "a client"
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    def is_busy(self) -> bool:
+        """Whether a request is being read or answered."""
+        if self._linger_until is not None:
+            return False
+        return self._running is not None or self._stage == _HEAD or self.transport.get_write_buffer_size() > 0
+
+    def shutdown(self) -> None:
+        """The answer that is being given, or the last of those that were asked for, ends the connection."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive = False
+
+    def sweep(self, now: float) -> None:
+        """End what has taken too long by `now`, on the clock of the event loop."""
+        if self._takes_nothing(now):
+            logger.info("ended the connection of %s, which stopped reading its answer", self._peer())
+            self.transport.abort()
+        elif self.transport.is_closing():
+            pass
+        elif self._linger_until is not None:
+            if now >= self._linger_until:
+                self.transport.close()
+        elif self._stage == _BODY:
+            self._sweep_body(now)
+        elif self._stage == _HEAD:
+            if self._head_since is not None and now - self._head_since > self.limits.read_timeout_s:
+                self._refuse(read_timed_out())
+        elif self._running is None:
+            idle_s = self.limits.keep_alive_s if self._served else self.limits.read_timeout_s
+            if now - self._idle_since > idle_s:
+                self.transport.close()
+
+    def _takes_nothing(self, now: float) -> bool:
+        """Whether the client reads too slowly what nothing is added to: a full buffer, or the end of an answer."""
+        unread = self.transport.get_write_buffer_size()
+        if not unread or not (self.flow.write_paused or self._running is None or self.transport.is_closing()):
+            self._unread = None
+            return False
+        if self._unread is None or unread > self._unread[1]:
+            self._unread = (now, unread)
+        since, at_first = self._unread
+        return now - since > self.limits.write_timeout_s + (at_first - unread) / MIN_BYTES_PER_SECOND
+
+    def _sweep_body(self, now: float) -> None:
+        if self.flow.read_paused or self._body_since is None:
+            self._body_since = self._body_read_at = now  # it is the application that takes its time
+            return
+        if self._running is None:  # answered without the body, which is still coming
+            if now - self._idle_since > self.limits.read_timeout_s:
+                self.transport.close()
+            return
+        timeout_s = self.limits.read_timeout_s
+        earned_s = self._content_bytes / MIN_BYTES_PER_SECOND
+        if now - self._body_read_at <= timeout_s and now - self._body_since <= timeout_s + earned_s:
+            return
+        if READ_TIMEOUT not in self.scope:
+            # The application knows best how to say it, and is waiting for the body. If not, it is done here next time.
+            cast(dict[str, Any], self.scope)[READ_TIMEOUT] = True
+            self.cycle.message_event.set()
+        elif self.cycle.response_started:
+            self.transport.close()
+        else:
+            self._refuse(read_timed_out())

@@ -1,0 +1,117 @@
+"""uvicorn's server with the connections of `connection.py`, a sweep over them, and a drain that clients can see.
+
+    signal → draining: not ready, serves on for `shutdown_delay_s` → listeners close → requests end → the rest is
+    cancelled after `drain_s` → the application closes. A second signal ends all of it at once.
+
+While draining, every answer says `connection: close`. Connections that are kept alive are still answered as long as
+the process runs, and at least for `GRACE_S`: a request that was already on its way is not lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, cast
+
+import uvicorn
+
+from edge.connection import Connection, State
+from edge.limits import Limits
+
+logger = logging.getLogger("tierline.edge")
+
+GRACE_S = 1.0
+_POLL_S = 0.05
+_CANCEL_S = 5.0  # how long a cancelled request may take to say so to its client and to the books
+
+
+class Server(uvicorn.Server):
+    """Serves `app`, an ASGI application; `options` are uvicorn's (`host`, `port`, `lifespan`, …)."""
+
+    def __init__(self, app: Any, limits: Limits, **options: Any) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=cast(Any, Connection),
+                ws="none",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                **options,
+            )
+        )
+        self.limits = limits
+        self.server_state: State = State(limits)
+        self._sweeper: asyncio.Task[None] | None = None
+
+    def drain(self) -> None:
+        """From now on this server is on its way out. Called in a signal handler too: it sets flags, no more."""
+        self.server_state.draining = True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            self.force_exit = True
+        self.drain()
+        super().handle_exit(sig, frame)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._sweeper = asyncio.create_task(self._sweep(), name="sweep")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.drain()
+        for connection in self.connections():
+            connection.shutdown()
+        await self._until(self.limits.shutdown_delay_s, lambda now: False)
+        for server in self.servers:
+            server.close()
+        for listener in sockets or []:
+            listener.close()
+        grace_ends = asyncio.get_running_loop().time() + GRACE_S
+        await self._until(self.limits.drain_s, lambda now: self._drained(now >= grace_ends))
+        await self._cancel_requests()
+        for connection in self.connections():
+            connection.transport.close()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        if not self.force_exit:
+            await self.lifespan.shutdown()
+
+    def connections(self) -> list[Connection]:
+        return cast(list[Connection], list(self.server_state.connections))
+
+    def sweep(self, now: float) -> None:
+        """Let each connection end what has taken too long by `now`, on the clock of the event loop."""
+        for connection in self.connections():
+            connection.sweep(now)
+
+    async def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self.limits.sweep_interval_s)
+            self.sweep(loop.time())
+
+    async def _until(self, seconds: float, true: Callable[[float], bool]) -> None:
+        """Wait until something is true, the time is over, or a second signal says not to."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while not self.force_exit and (now := loop.time()) < end and not true(now):  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_S)
+
+    def _drained(self, grace_is_over: bool) -> bool:
+        if self.server_state.tasks:
+            return False
+        connections = self.connections()
+        return not connections or (grace_is_over and not any(connection.is_busy() for connection in connections))
+
+    async def _cancel_requests(self) -> None:
+        tasks = list(self.server_state.tasks)
+        if not tasks or self.force_exit:
+            return
+        logger.warning("the time to drain is over: %d requests are cancelled", len(tasks))
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=_CANCEL_S)
