@@ -1,7 +1,8 @@
-"""API keys: made, listed and revoked here; a token is shown once, when it is made.
+"""API keys: made, listed, rotated and revoked here; a token is shown once, when it is made.
 
-A key belongs to a project of a team of an organisation; those come into being with their first key. Every change
-moves the key version, by which running gateways notice within a second. See `keystore.py` for authentication.
+A key belongs to a project of a team of an organisation; those come into being with their first key. Its id is what
+limits, budgets, spend and policies hold on to; its secret can be replaced. Every change moves the key version, by which
+running gateways notice within a second. See `keystore.py` for authentication.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from sqlalchemy import Table, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.access.keystore import KeyStore, SecretMismatch, check_secret, read_models
+from gateway.access.keystore import KeyStore, SecretMismatch, check_secret, check_token, read_models
 from gateway.access.principal import AuthenticationError, ExpiredKey, InvalidKey, KeyLimits, Principal, RevokedKey
 from gateway.access.secret import ServerSecret, is_token, load_secret, new_token, shown_prefix, write_private
 from gateway.ledger.database import Database
 from gateway.ledger.rows import new_id, now_ms
-from gateway.ledger.schema import facts, keys, organisations, projects, teams
+from gateway.ledger.schema import facts, keys, organisations, projects, replaced_secrets, teams
 
 __all__ = [
     "AuthenticationError", "CreatedKey", "ExpiredKey", "InvalidKey", "InvalidKeyRequest", "KeyInfo", "KeyLimits",
-    "KeyStore", "Principal", "RevokedKey", "SecretMismatch", "ServerSecret", "check_secret", "create_key",
-    "ensure_first_key", "find_key", "list_keys", "load_secret", "revoke_key",
+    "KeyStore", "Principal", "ReplacedSecret", "RevokedKey", "SecretMismatch", "ServerSecret", "check_secret",
+    "check_token", "create_key", "ensure_first_key", "find_key", "list_keys", "load_secret", "revoke_key", "rotate_key",
 ]  # fmt: skip
 
 logger = logging.getLogger("tierline.access")
@@ -39,8 +40,23 @@ class InvalidKeyRequest(ValueError):
     """A key cannot be made or found as asked; the message says what to write instead."""
 
 
+class ReplacedSecret(msgspec.Struct, frozen=True, kw_only=True):
+    """A secret that a key had before it was rotated. Times are UTC milliseconds."""
+
+    prefix: str
+    replaced_ms: int
+    valid_until_ms: int
+
+    @property
+    def valid(self) -> bool:
+        return now_ms() < self.valid_until_ms
+
+
 class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A key as it may be shown. Times are UTC milliseconds, the budget nano-dollars per month."""
+    """A key as it may be shown. Times are UTC milliseconds, the budget nano-dollars per month.
+
+    `replaced` are its former secrets, the latest first.
+    """
 
     key_id: str
     prefix: str
@@ -56,6 +72,7 @@ class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
     parallel: int | None
     budget_nanousd: int | None
     allowed_models: list[str] | None
+    replaced: list[ReplacedSecret]
 
     @property
     def state(self) -> str:
@@ -65,7 +82,7 @@ class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CreatedKey:
-    """A new key and its token, which is nowhere else; it does not print."""
+    """A key with a new token, which is nowhere else; it does not print."""
 
     __slots__ = ("info", "token")
 
@@ -142,11 +159,20 @@ async def list_keys(database: Database) -> list[KeyInfo]:
         teams.c.name.label("team"),
         organisations.c.name.label("organisation"),
     )
+    former = select(replaced_secrets).order_by(replaced_secrets.c.replaced_ms.desc())
     async with database.read() as connection:
         found = (await connection.execute(statement.select_from(joined).order_by(keys.c.id))).mappings().all()
-    fields = [field for field in KeyInfo.__struct_fields__ if field != "allowed_models"]
+        replaced: dict[str, list[ReplacedSecret]] = {}
+        for row in (await connection.execute(former)).mappings():
+            secret = ReplacedSecret(**{field: row[field] for field in ReplacedSecret.__struct_fields__})
+            replaced.setdefault(row["key_id"], []).append(secret)
+    fields = [field for field in KeyInfo.__struct_fields__ if field not in ("allowed_models", "replaced")]
     return [
-        KeyInfo(**{field: row[field] for field in fields}, allowed_models=read_models(row["allowed_models"]))
+        KeyInfo(
+            **{field: row[field] for field in fields},
+            allowed_models=read_models(row["allowed_models"]),
+            replaced=replaced.get(row["key_id"], []),
+        )
         for row in found
     ]
 
@@ -164,6 +190,12 @@ async def find_key(database: Database, reference: str) -> KeyInfo:
     shown = reference.rstrip("…")
     found = [info for info in known if info.revoked_ms is None and shown in (info.prefix, info.name)]
     if not found:
+        for info in known:
+            if any(secret.prefix == shown for secret in info.replaced):
+                raise InvalidKeyRequest(
+                    f"{shown}… is a former secret of the key '{info.name}', now {info.prefix}…: name the key by that "
+                    f"or by its id, {info.key_id}"
+                )
         raise InvalidKeyRequest(f"no key has the id, prefix or name {reference!r}; see `tierline keys list`")
     if len(found) > 1:
         choices = ", ".join(f"{info.key_id} ({info.organisation}/{info.team}/{info.project})" for info in found)
@@ -184,6 +216,35 @@ async def revoke_key(database: Database, reference: str) -> KeyInfo:
             await connection.execute(update(keys).where(match).values(revoked_ms=now_ms()))
             await _move_version(database, connection)
     return await find_key(database, info.key_id)
+
+
+async def rotate_key(database: Database, secret: ServerSecret, reference: str, overlap_ms: int) -> CreatedKey:
+    """Give a key a new token. The old one is good for `overlap_ms` more; so, at most, are those before it.
+
+    Raises:
+        InvalidKeyRequest: see `find_key`; or the key is revoked or has expired, so that no token would open anything.
+    """
+    info = await find_key(database, reference)
+    await check_secret(database, secret)
+    token = new_token()
+    async with database.write() as connection:
+        # Read under the lock: of two rotations at once, the second replaces the first one's token.
+        row = (await connection.execute(select(keys).where(keys.c.id == info.key_id).with_for_update())).one()
+        now = now_ms()
+        if row.revoked_ms is not None:
+            raise InvalidKeyRequest(f"the key '{info.name}' is revoked, for good: create a new one")
+        if row.expires_ms is not None and row.expires_ms <= now:
+            raise InvalidKeyRequest(f"the key '{info.name}' has expired, and a new secret does not change that")
+        until = now + overlap_ms
+        former = replaced_secrets.c
+        longer = (former.key_id == info.key_id) & (former.valid_until_ms > until)
+        await connection.execute(update(replaced_secrets).where(longer).values(valid_until_ms=until))
+        values = {"key_id": info.key_id, "digest": row.digest, "prefix": row.prefix}
+        await connection.execute(replaced_secrets.insert().values(**values, replaced_ms=now, valid_until_ms=until))
+        fresh = {"digest": secret.digest(token), "prefix": shown_prefix(token)}
+        await connection.execute(update(keys).where(keys.c.id == info.key_id).values(**fresh))
+        await _move_version(database, connection)
+    return CreatedKey(token, await find_key(database, info.key_id))
 
 
 async def ensure_first_key(database: Database, path: Path, secret: ServerSecret | None = None) -> CreatedKey | None:

@@ -22,7 +22,7 @@ from gateway.access.principal import ExpiredKey, InvalidKey, KeyLimits, Principa
 from gateway.access.secret import PREFIX, ServerSecret, shown_prefix
 from gateway.ledger.database import Database
 from gateway.ledger.rows import now_ms
-from gateway.ledger.schema import facts, keys, organisations, projects, teams
+from gateway.ledger.schema import facts, keys, organisations, projects, replaced_secrets, teams
 from gateway.settings import LimitSettings
 
 logger = logging.getLogger("tierline.access")
@@ -41,6 +41,7 @@ class _Entry(msgspec.Struct, frozen=True):
     digest: str
     principal: Principal
     revoked: bool
+    replaced_until_ms: int | None = None  # of a secret that the key had before it was rotated
 
 
 class KeyStore:
@@ -101,6 +102,8 @@ class KeyStore:
         expires = entry.principal.expires_ms
         if expires is not None and now_ms() >= expires:
             raise ExpiredKey(f"the API key {shown_prefix(token)}… has expired")
+        if entry.replaced_until_ms is not None and now_ms() >= entry.replaced_until_ms:
+            raise ExpiredKey(f"the API key {shown_prefix(token)}… was rotated and has expired: use its new secret")
         return entry.principal
 
     async def authenticate_fresh(self, token: str) -> Principal:
@@ -142,7 +145,12 @@ class KeyStore:
                     organisations.c.name.label("organisation_name"),
                 ).select_from(joined)
                 found = (await connection.execute(statement)).mappings()
-                self._entries = {row["digest"]: self._entry(dict(row)) for row in found}
+                entries = {row["id"]: self._entry(dict(row)) for row in found}
+                self._entries = {entry.digest: entry for entry in entries.values()}
+                for row in (await connection.execute(select(replaced_secrets))).mappings():
+                    now = entries[row["key_id"]]
+                    who = msgspec.structs.replace(now.principal, key_prefix=row["prefix"])  # logs tell who is behind
+                    self._entries[row["digest"]] = _Entry(row["digest"], who, now.revoked, row["valid_until_ms"])
                 self._version = version
         self._loaded_s = started
         if self._failing:
@@ -206,6 +214,18 @@ async def check_secret(database: Database, secret: ServerSecret) -> None:
             "the server secret is not the one this database's keys were made with: bring back the file 'secret' of the "
             "data directory (or TIERLINE_SECRET); with another one every key is unknown"
         )
+
+
+async def check_token(database: Database, secret: ServerSecret, token: str) -> Principal:
+    """Who holds a token, by the database as it is now.
+
+    Raises:
+        InvalidKey, ExpiredKey, RevokedKey: why nobody does. SecretMismatch: see there.
+    """
+    await check_secret(database, secret)
+    store = KeyStore(database, secret)
+    await store.refresh()
+    return store.authenticate(token)
 
 
 def read_models(text: object) -> list[str] | None:

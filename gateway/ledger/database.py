@@ -43,6 +43,10 @@ class DatabaseError(Exception):
     """The database cannot be used; the message says why and what to do."""
 
 
+class OutdatedSchema(DatabaseError):
+    """The schema is older than this program; opening the database for writing brings it up to date."""
+
+
 class Database:
     """Connections to one database. Make it with `open`; it belongs to one event loop."""
 
@@ -257,7 +261,7 @@ def _expect_head(revision: str | None) -> None:
     if revision == HEAD:
         return
     if revision is None or revision < HEAD:
-        raise DatabaseError(
+        raise OutdatedSchema(
             f"the database schema is at {revision or 'nothing'}, this program needs {HEAD}; start it once"
         )
     raise DatabaseError(f"the database schema is at {revision}, newer than this program ({HEAD}): upgrade the program")

@@ -11,7 +11,7 @@ from sqlalchemy import BigInteger, Boolean, Column, Float, ForeignKey, Index, In
 from sqlalchemy import UniqueConstraint as Unique
 
 # The newest migration. A database that says so needs no migration, so alembic is not even imported.
-HEAD: Final = "0001"
+HEAD: Final = "0002"
 
 metadata = MetaData(
     naming_convention={
@@ -72,6 +72,17 @@ keys = Table(
     Column("budget_nanousd", BigInteger),
     Column("allowed_models", Text),  # JSON list; NULL: all
     Unique("digest"),
+)
+
+# Secrets that keys had before they were rotated. They stay on record when their time is over, to be told from unknown.
+replaced_secrets = Table(
+    "replaced_secrets",
+    metadata,
+    Column("digest", Text, primary_key=True),
+    Column("key_id", Text, ForeignKey("keys.id"), nullable=False),
+    Column("prefix", Text, nullable=False),
+    Column("replaced_ms", BigInteger, nullable=False),
+    Column("valid_until_ms", BigInteger, nullable=False),
 )
 
 ledger = Table(
