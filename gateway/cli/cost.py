@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from gateway.cli.common import ConfigOption, Exit, JsonOption, fail, settings_or_exit
+from gateway.cli.common import Column, ConfigOption, JsonOption, print_table, settings_or_exit, with_database
 
 if TYPE_CHECKING:
+    from gateway.ledger.database import Database
     from gateway.ledger.reports import Report
 
 app = typer.Typer(no_args_is_help=True, help="What was spent, by team, model, tier, day.")
@@ -37,32 +37,15 @@ def report(
 ) -> None:
     """Cost by the given dimensions. The total is the sum of the rows to the nano-dollar.
 
-    Exit code 1: the database cannot be read, or contradicts itself; 2: an unknown dimension or date.
+    Exit code 1: the database cannot be read, or contradicts itself; 2: an unknown dimension, or a span that is none.
     """
-    from sqlalchemy.exc import DBAPIError
+    from gateway.ledger.reports import InvalidReport, LedgerMismatch, cost_report, parse_span
 
-    from gateway.ledger.database import Database, DatabaseError
-    from gateway.ledger.reports import InvalidReport, LedgerMismatch, cost_report, parse_moment
-
-    settings = settings_or_exit(config)
-
-    async def run() -> Report:
+    async def run(database: Database) -> Report:
         dimensions = [name.strip() for name in by.split(",") if name.strip()]
-        span = [parse_moment(text) if text else None for text in (since, until)]
-        database = await Database.open(settings.database_url())
-        try:
-            return await cost_report(database, dimensions, *span)
-        finally:
-            await database.close()
+        return await cost_report(database, dimensions, *parse_span(since, until))
 
-    try:
-        found = asyncio.run(run())
-    except InvalidReport as error:
-        fail(str(error), Exit.USAGE)
-    except (DatabaseError, LedgerMismatch) as error:
-        fail(str(error))
-    except DBAPIError as error:
-        fail(f"the database failed: {error.orig}")
+    found = with_database(settings_or_exit(config), run, usage=(InvalidReport,), failures=(LedgerMismatch,))
     if as_json or output == "json":
         print(found.to_json())
     elif output == "csv":
@@ -72,10 +55,6 @@ def report(
 
 
 def _print_table(report: Report) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     from gateway.ledger.money import format_usd
 
     counts = {
@@ -84,14 +63,22 @@ def _print_table(report: Report) -> None:
         "cached_input_tokens": "cached",
         "output_tokens": "output",
     }
-    table = Table(box=None, pad_edge=False, show_footer=bool(report.by))
-    for i, name in enumerate(report.by):
-        table.add_column(name, footer="total" if i == 0 else "", overflow="fold")
-    for name, title in counts.items():
-        table.add_column(title, footer=f"{report.total[name]:,}", justify="right")
-    for title in ("cost", "saved"):
-        table.add_column(f"{title} $", footer=format_usd(report.total[f"{title}_nanousd"]), justify="right")
-    for row in report.rows:
-        cells = [str(row[name]) or "-" for name in report.by] + [f"{row[name]:,}" for name in counts]
-        table.add_row(*(Text(cell) for cell in cells), *(format_usd(row[f"{t}_nanousd"]) for t in ("cost", "saved")))
-    Console().print(table)
+    amounts = {"cost_nanousd": "cost $", "saved_nanousd": "saved $"}
+    total = report.total if report.by else None
+    columns = [
+        Column(name, "value" if name == "day" else "text", "total" if i == 0 else "")
+        for i, name in enumerate(report.by)
+    ]
+    columns += [Column(title, "number", f"{total[name]:,}" if total else "") for name, title in counts.items()]
+    columns += [Column(title, "number", format_usd(total[name]) if total else "") for name, title in amounts.items()]
+    print_table(
+        columns,
+        [
+            [
+                *(str(row[name]) or "-" for name in report.by),
+                *(f"{row[name]:,}" for name in counts),
+                *(format_usd(row[name]) for name in amounts),
+            ]
+            for row in report.rows
+        ],
+    )

@@ -6,7 +6,7 @@ import dataclasses
 
 import typer
 
-from gateway.cli.common import ConfigOption, Exit, JsonOption, config_path, print_json
+from gateway.cli.common import Column, ConfigOption, Exit, JsonOption, config_path, print_json, print_table
 from gateway.doctor import examine
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -22,16 +22,13 @@ def doctor(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     if as_json:
         print_json({"ok": not failed, "findings": [dataclasses.asdict(finding) for finding in findings]})
     else:
-        from rich.console import Console
-        from rich.table import Table
         from rich.text import Text
 
-        table = Table("check", "", "found", "what to do", box=None, pad_edge=False)
-        for finding in findings:
-            status = Text(finding.status, style=_COLOURS[finding.status])
-            table.add_row(Text(finding.check), status, Text(finding.message), Text(finding.advice))
-        console = Console()
-        console.print(table)
+        columns = [Column("check"), Column("status", "value"), Column("found"), Column("what to do")]
+        print_table(
+            columns,
+            [(f.check, Text(f.status, style=_COLOURS[f.status]), f.message, f.advice) for f in findings],
+        )
         warned = sum(finding.status == "warn" for finding in findings)
-        console.print(f"\n{failed} to correct, {warned} to know, {len(findings) - failed - warned} in order")
+        print(f"\n{failed} to correct, {warned} to know, {len(findings) - failed - warned} in order")
     raise typer.Exit(Exit.FAILED if failed else Exit.OK)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.cli.common import ConfigOption, JsonOption, fail, print_json, settings_or_exit
+from gateway.cli.common import ConfigOption, JsonOption, fail, print_json, settings_or_exit, with_database
 
 if TYPE_CHECKING:
     from gateway.ledger.reports import Explanation
@@ -23,26 +23,9 @@ def explain(
 
     Exit code 1: no such request is on record. Prompts and answers are never on record.
     """
-    from sqlalchemy.exc import DBAPIError
-
     from gateway.ledger import reports
-    from gateway.ledger.database import Database, DatabaseError
 
-    settings = settings_or_exit(config)
-
-    async def run() -> Explanation | None:
-        database = await Database.open(settings.database_url())
-        try:
-            return await reports.explain(database, request_id)
-        finally:
-            await database.close()
-
-    try:
-        found = asyncio.run(run())
-    except DatabaseError as error:
-        fail(str(error))
-    except DBAPIError as error:
-        fail(f"the database failed: {error.orig}")
+    found = with_database(settings_or_exit(config), lambda database: reports.explain(database, request_id))
     if found is None:
         fail(f"nothing is on record about request {request_id}")
     if as_json:
@@ -68,7 +51,7 @@ def _print(found: Explanation) -> None:
         _line("tier", _was(row["tier"], row["requested_tier"]))
         _line("cache", row["cache"])
         _line("replica", row["replica"])
-        _line("time", f"{row['duration_ms']:.0f} ms{ttft}")
+        _line("time", "unknown" if row["outcome"] == "interrupted" else f"{row['duration_ms']:.0f} ms{ttft}")
         cached = f" ({row['cached_input_tokens']} cached)" if row["cached_input_tokens"] else ""
         tokens = f"{row['input_tokens']} in{cached}, {row['output_tokens']} out, {row['usage_source']}"
         _line("tokens", tokens)
@@ -87,9 +70,9 @@ def _print_decision(decision: dict[str, Any]) -> None:
     _line("why", decision.get("why", ""))
     _line("tier", decision.get("tier", ""))
     _line("model", decision.get("model", ""))
-    _line("features", ", ".join(f"{name}={value}" for name, value in decision.get("features", {}).items()))
-    for candidate in decision.get("candidates", []):
-        _line("candidate", ", ".join(f"{name}={value}" for name, value in candidate.items()))
+    _block("features", decision.get("features", {}))
+    for number, candidate in enumerate(decision.get("candidates", []), 1):
+        _block(f"candidate {number}", candidate)
 
 
 def _was(tier: str, requested: str) -> str:
@@ -99,3 +82,13 @@ def _was(tier: str, requested: str) -> str:
 def _line(name: str, value: str) -> None:
     if value:
         print(f"  {name:<10} {value}")
+
+
+def _block(title: str, values: dict[str, Any]) -> None:
+    """One value to the line, below their title."""
+    if not values:
+        return
+    print(f"  {title}")
+    width = max(len(name) for name in values)
+    for name, value in values.items():
+        print(f"    {name:<{width}}  {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}")

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli.common import ConfigOption, Exit, JsonOption, fail, print_json, settings_or_exit
+from gateway.cli.common import Column, ConfigOption, Exit, JsonOption, fail, print_json, print_table, settings_or_exit
 from gateway.models.catalog import CATALOG, CatalogEntry
 from gateway.models.download import Progress
 from gateway.models.errors import ModelError
@@ -71,14 +71,26 @@ def list_models(data_dir: DataDirOption = None, config: ConfigOption = None, as_
     if as_json:
         print_json([dataclasses.asdict(row) for row in rows])
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("name", "state", "size", "licence", "description")
-    for row in rows:
-        size = _megabytes(row.size_bytes)
-        table.add_row(row.name, row.state, size, row.licence or "-", row.description or str(row.path or ""))
-    Console().print(table)
+    columns = [
+        Column("name"),
+        Column("state", "value"),
+        Column("size", "number"),
+        Column("licence"),
+        Column("description"),
+    ]
+    print_table(
+        columns,
+        [
+            (
+                row.name,
+                row.state,
+                _megabytes(row.size_bytes),
+                row.licence or "-",
+                row.description or str(row.path or ""),
+            )
+            for row in rows
+        ],
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

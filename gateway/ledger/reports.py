@@ -34,7 +34,7 @@ _NAMED: Final = {"organisation": organisations, "team": teams, "project": projec
 
 
 class InvalidReport(ValueError):
-    """A report nobody can make: an unknown dimension or an unreadable date."""
+    """A report nobody can make: an unknown dimension, an unreadable date or a span that ends before it begins."""
 
 
 class LedgerMismatch(Exception):
@@ -166,6 +166,22 @@ def parse_moment(text: str, now: datetime | None = None) -> datetime:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
+def parse_span(
+    since: str | None, until: str | None, now: datetime | None = None
+) -> tuple[datetime | None, datetime | None]:
+    """The two ends of a report as a person gives them; None where nothing is given.
+
+    Raises:
+        InvalidReport: one cannot be read, or no moment up to now lies between them, so that the report would be empty.
+    """
+    now = now or datetime.now(UTC)
+    begins, ends = (parse_moment(text, now) if text else None for text in (since, until))
+    if begins and begins >= (ends or now):
+        end = f"'{until}' ({_short(ends)})" if ends else f"now ({_short(now)})"
+        raise InvalidReport(f"'{since}' ({_short(begins)}) is not before {end}: no time lies between them")
+    return begins, ends
+
+
 def _measures() -> list[Label[Any]]:
     sums = [func.coalesce(func.sum(ledger.c[name]), 0).label(name) for name in MEASURES[2:]]
     requests = func.coalesce(func.sum(case((ledger.c.attempt == 1, 1), else_=0)), 0).label("requests")
@@ -215,3 +231,7 @@ def _to_ms(moment: datetime) -> int:
 
 def _iso(moment: datetime | None) -> str | None:
     return moment.astimezone(UTC).isoformat().replace("+00:00", "Z") if moment else None
+
+
+def _short(moment: datetime) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%MZ}"

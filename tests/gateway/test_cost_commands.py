@@ -28,14 +28,14 @@ def config(tmp_path: Path) -> Path:
                 attempt_id=new_id(), request_id=f"r{n}", attempt=1, ts_ms=now_ms() - n * 86_400_000, model=f"m{n % 2}",
                 tier="small", requested_tier="large", outcome="success", status_code=200, cost_nanousd=10**9 + n,
                 input_tokens=1000, cached_input_tokens=10, output_tokens=7, price_version="v@1", ttft_ms=12.5,
-                backend="local", replica="http://127.0.0.1:1/v1", tags={"app": "[red]x[/]"},
+                duration_ms=250.0, backend="local", replica="http://127.0.0.1:1/v1", tags={"app": "[red]x[/]"},
             )
             for n in range(4)
         ]  # fmt: skip
         decision = Decision(
             request_id="r0", ts_ms=1, policy="default", policy_version="3", rule="everything else",
             why="no rule matched",
-            features={"prompt_tokens": 1000}, candidates=[{"model": "m0", "tier": "small"}],
+            features={"prompt_tokens": 1000, "tags": ["a=b"]}, candidates=[{"model": "m0", "tier": "small"}],
         )  # fmt: skip
         await database.insert_rows(rows, [decision])
         await database.close()
@@ -68,7 +68,17 @@ def test_a_span_and_no_grouping(config: Path) -> None:
 
 
 def test_a_report_that_cannot_be_made_is_a_usage_error(config: Path) -> None:
-    for words, message in ((("--by", "teem"), "choose from"), (("--since", "soon"), "neither a date")):
+    for words, message in (
+        (("--by", "teem"), "choose from"),
+        (("--since", "soon"), "neither a date"),
+        (
+            ("--since", "2026-12-01", "--until", "2026-11-01"),
+            "'2026-12-01' (2026-12-01 00:00Z) is not before '2026-11-01'",
+        ),
+        (("--since", "2026-12-01", "--until", "2026-12-01"), "no time lies between them"),
+        (("--since", "24h", "--until", "7d"), "'24h'"),
+        (("--since", "2900-01-01"), "is not before now"),
+    ):
         refused = run(config, "cost", "report", *words)
         assert refused.exit_code == 2
         assert message in refused.output
@@ -84,14 +94,37 @@ def test_a_database_that_cannot_be_read_is_a_failure(config: Path) -> None:
 
 def test_explain_tells_the_decision_and_the_attempts(config: Path) -> None:
     told = run(config, "explain", "r0").stdout
-    for part in ("default@3", "everything else", "no rule matched", "prompt_tokens=1000", "m0 on local: success (200)",
-                 "small (asked for large)", "1000 in (10 cached), 7 out", "$1.00 at v@1", "app=[red]x[/]",
-                 "first token after 12 ms"):  # fmt: skip
+    for part in (
+        "default@3",
+        "everything else",
+        "no rule matched",
+        "m0 on local: success (200)",
+        "small (asked for large)",
+        "time       250 ms, first token after 12 ms",
+        '  features\n    prompt_tokens  1000\n    tags           ["a=b"]\n',
+        "  candidate 1\n    model  m0\n    tier   small\n",
+        "1000 in (10 cached), 7 out",
+        "$1.00 at v@1",
+        "app=[red]x[/]",
+    ):
         assert part in told, part
     found = json.loads(run(config, "explain", "r0", "--json").stdout)
     assert found["decision"]["rule"] == "everything else"
     assert found["attempts"][0]["cost_nanousd"] == 10**9
     assert "no routing decision" in run(config, "explain", "r1").stdout
+
+
+def test_explain_does_not_invent_the_time_of_an_attempt_that_was_cut_short(config: Path) -> None:
+    async def add() -> None:
+        database = await Database.open(f"sqlite:///{config.parent}/var/tierline.db")
+        died = LedgerRow(attempt_id=new_id(), request_id="died", attempt=1, ts_ms=now_ms(), outcome="interrupted")
+        await database.insert_rows([died])
+        await database.close()
+
+    asyncio.run(add())
+    told = run(config, "explain", "died").stdout
+    assert "time       unknown" in told
+    assert "0 ms" not in told
 
 
 def test_explain_of_nothing_fails(config: Path) -> None:
