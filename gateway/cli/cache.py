@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 import typer
 
 from cache.client import CacheClient, CacheUnavailable
 from cache.stats import CacheStats
-from gateway.cli.common import ConfigOption, Exit, JsonOption, fail, print_json, settings_or_exit
+from gateway.cli.common import (
+    Column,
+    ConfigOption,
+    Exit,
+    JsonOption,
+    check_models,
+    duration,
+    fail,
+    print_json,
+    print_table,
+    settings_or_exit,
+    with_database,
+)
+from gateway.ledger.money import format_usd
+from gateway.settings import Settings
+
+if TYPE_CHECKING:
+    from gateway.access.owners import Owner
 
 _Result = TypeVar("_Result")
 _CONNECT_S = 3.0
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 app = typer.Typer(no_args_is_help=True, help="The answer cache: statistics, purging, evaluation.")
 
@@ -30,7 +45,7 @@ def stats(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
     Exit code 1: no cache process answers.
     """
-    found = _ask(config, lambda client: client.stats())
+    found = _ask(settings_or_exit(config), lambda client: client.stats())
     if as_json:
         print_json({**msgspec.to_builtins(found), "hit_rate": found.hit_rate})
     else:
@@ -39,7 +54,10 @@ def stats(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 @app.command()
 def purge(
-    scope: Annotated[str | None, typer.Option(help="Only this tenant's answers, such as team:ID.")] = None,
+    scope: Annotated[
+        str | None,
+        typer.Option(metavar="WHOSE", help="Only answers of organisation:NAME, team:NAME or key:NAME, and within it."),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Only answers of this model.")] = None,
     older_than: Annotated[str | None, typer.Option(metavar="AGE", help="Only older ones: 90s, 30m, 12h, 7d.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every answer; needed when no condition is given.")] = False,
@@ -48,16 +66,27 @@ def purge(
 ) -> None:
     """Forget cached answers that meet every condition given.
 
-    Exit code 1: no cache process answers; 2: no condition and no --all, or an age that cannot be read.
+    Exit code 1: no cache process answers; 2: no condition and no --all, or one that names nobody or nothing.
     """
     if everything == bool(scope or model or older_than):
         fail("say which answers: --scope, --model, --older-than, or --all alone for every one.", Exit.USAGE)
-    age_s = _seconds(older_than) if older_than else None
-    removed = _ask(config, lambda client: client.purge(scope, model, age_s))
+    age_s = duration(older_than, "--older-than").total_seconds() if older_than else None
+    settings = settings_or_exit(config)
+    check_models(settings, [model] if model else (), "--model")
+    owner = _owner(settings, scope) if scope else None
+
+    async def forget(client: CacheClient) -> int:
+        scopes: list[str | None] = [*owner.scopes] if owner else [None]
+        return sum([await client.purge(one, model, age_s) for one in scopes])
+
+    removed = _ask(settings, forget)
     if as_json:
-        print_json({"removed": removed})
-    else:
-        print(f"{removed} answer{'' if removed == 1 else 's'} forgotten")
+        print_json({"removed": removed, "scope": scope, "model": model, "older_than": older_than})
+        return
+    of_whom = f" of {scope}" if scope else ""
+    of_model = f" by {model}" if model else ""
+    of_age = f" older than {older_than}" if older_than else ""
+    print(f"forgotten: {removed} answer{'' if removed == 1 else 's'}{of_whom}{of_model}{of_age}")
 
 
 @app.command()
@@ -89,9 +118,9 @@ def evaluate(
     raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
-def _ask(config: Path | None, question: Callable[[CacheClient], Awaitable[_Result]]) -> _Result:
+def _ask(settings: Settings, question: Callable[[CacheClient], Awaitable[_Result]]) -> _Result:
     """The running process's answer to a question, or exit code 1 and why."""
-    path = settings_or_exit(config).run_path("cache.sock")
+    path = settings.run_path("cache.sock")
 
     async def run() -> _Result:
         async with CacheClient(path, timeout_ms=1000) as client:
@@ -105,35 +134,33 @@ def _ask(config: Path | None, question: Callable[[CacheClient], Awaitable[_Resul
         fail(str(error))
 
 
-def _seconds(age: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", age.strip())
-    if not match:
-        fail(f"the age {age!r} cannot be read: write 90s, 30m, 12h or 7d.", Exit.USAGE)
-    return float(match[1]) * _UNITS[match[2]]
+def _owner(settings: Settings, scope: str) -> Owner:
+    """Whose answers are meant, or why nobody's."""
+    from gateway.access.owners import UnknownOwner, find_owner
+
+    return with_database(settings, lambda database: find_owner(database, scope), usage=(UnknownOwner,))
 
 
 def _print_stats(found: CacheStats) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    rows = [
+        ("state", found.state),
+        ("embedder", found.embedder),
+        ("entries", f"{found.entries:,} of {found.max_entries:,}"),
+        ("size", f"{found.bytes / 2**20:,.1f} of {found.max_bytes / 2**20:,.0f} MiB"),
+        ("indexes / vectors", f"{found.indexes:,} / {found.vectors:,}"),
+        ("look-ups", f"{found.lookups:,}"),
+        ("hits: exact / semantic", f"{found.exact_hits:,} / {found.semantic_hits:,}"),
+        ("hit rate", f"{found.hit_rate:.1%}" if found.lookups else "-"),
+        *((f"miss: {reason}", f"{count:,}") for reason, count in _largest_first(found.misses)),
+        ("stored", f"{found.stores:,}"),
+        *((f"not stored: {reason}", f"{count:,}") for reason, count in _largest_first(found.refused_stores)),
+        ("evicted / expired / purged", f"{found.evictions:,} / {found.expirations:,} / {found.purged:,}"),
+        ("saved", f"${format_usd(found.saved_nanousd)}"),
+        ("look-up p50 / p99", f"{found.lookup.p50_ms:.2f} / {found.lookup.p99_ms:.2f} ms"),
+        ("embedding p50 / p99", f"{found.embedding.p50_ms:.2f} / {found.embedding.p99_ms:.2f} ms"),
+    ]
+    print_table([Column(""), Column("", "number")], rows)
 
-    table = Table(show_header=False, box=None)
-    table.add_column(style="bold")
-    table.add_column(justify="right")
-    table.add_row("state", found.state)
-    table.add_row("embedder", found.embedder)
-    table.add_row("entries", f"{found.entries:,} of {found.max_entries:,}")
-    table.add_row("size", f"{found.bytes / 2**20:,.1f} of {found.max_bytes / 2**20:,.0f} MiB")
-    table.add_row("indexes / vectors", f"{found.indexes:,} / {found.vectors:,}")
-    table.add_row("look-ups", f"{found.lookups:,}")
-    table.add_row("hits: exact / semantic", f"{found.exact_hits:,} / {found.semantic_hits:,}")
-    table.add_row("hit rate", f"{found.hit_rate:.1%}" if found.lookups else "-")
-    for reason, count in sorted(found.misses.items(), key=lambda item: -item[1]):
-        table.add_row(f"miss: {reason}", f"{count:,}")
-    table.add_row("stored", f"{found.stores:,}")
-    for reason, count in sorted(found.refused_stores.items(), key=lambda item: -item[1]):
-        table.add_row(f"not stored: {reason}", f"{count:,}")
-    table.add_row("evicted / expired / purged", f"{found.evictions:,} / {found.expirations:,} / {found.purged:,}")
-    table.add_row("saved", f"${found.saved_nanousd / 1e9:,.6f}")
-    table.add_row("look-up p50 / p99", f"{found.lookup.p50_ms:.2f} / {found.lookup.p99_ms:.2f} ms")
-    table.add_row("embedding p50 / p99", f"{found.embedding.p50_ms:.2f} / {found.embedding.p99_ms:.2f} ms")
-    Console().print(table)
+
+def _largest_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda item: -item[1])
