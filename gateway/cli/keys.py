@@ -1,20 +1,36 @@
-"""`tierline keys`: create, list and revoke API keys. The work is in `gateway.access.keys`; here are the words."""
+"""`tierline keys`: create, list, rotate and revoke API keys. The work is in `gateway.access.keys`, the words here."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from gateway.cli.common import ConfigOption, Exit, JsonOption, fail, print_json, settings_or_exit
+from gateway.cli.common import (
+    Column,
+    ConfigOption,
+    Exit,
+    JsonOption,
+    check_models,
+    duration,
+    fail,
+    print_json,
+    print_table,
+    settings_or_exit,
+    with_database,
+)
+from gateway.settings import Settings
 
-app = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys.")
+if TYPE_CHECKING:
+    from gateway.access.keys import CreatedKey, KeyInfo
+    from gateway.ledger.database import Database
+
+app = typer.Typer(no_args_is_help=True, help="Create, list, rotate and revoke API keys.")
 
 _Result = TypeVar("_Result")
+KeyArgument = Annotated[str, typer.Argument(help="Id, shown prefix (tl-…) or name of the key.")]
 
 
 @app.command()
@@ -24,7 +40,7 @@ def create(
     project: Annotated[str, typer.Option(help="Project of the team; made if new.")] = "default",
     name: Annotated[str, typer.Option(help="What the key is for.")] = "default",
     expires: Annotated[
-        str | None, typer.Option(metavar="WHEN", help="A date (2027-01-31) or a time from now (30d, 12h).")
+        str | None, typer.Option(metavar="WHEN", help="A date (2027-01-31) or a time from now (5m, 12h, 30d, 4w).")
     ] = None,
     rpm: Annotated[int | None, typer.Option("--rpm", help="Requests per minute.", min=1)] = None,
     tpm: Annotated[int | None, typer.Option("--tpm", help="Tokens per minute.", min=1)] = None,
@@ -38,7 +54,10 @@ def create(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a key and print it: this is the only time it is shown."""
+    """Make a key and print it: this is the only time it is shown.
+
+    Exit code 2: a name, model, limit or time that makes no sense.
+    """
     from gateway.access.keys import KeyLimits, create_key, load_secret
     from gateway.ledger.money import InvalidAmount, parse_usd
 
@@ -47,11 +66,13 @@ def create(
     except InvalidAmount as error:
         fail(f"--budget-usd: {error}", Exit.USAGE)
     expires_ms = None if expires is None else _expiry(expires)
+    settings = settings_or_exit(config)
+    check_models(settings, model or (), "--model", also=("auto",))
 
-    async def run(database: Any, data_dir: Path) -> Any:
+    async def run(database: Database) -> CreatedKey:
         return await create_key(
             database,
-            load_secret(data_dir / "secret"),
+            load_secret(settings.storage.data_dir / "secret"),
             organisation=organisation,
             team=team,
             project=project,
@@ -62,17 +83,7 @@ def create(
             allowed_models=model or None,
         )
 
-    created = _with_database(config, run)
-    if as_json:
-        print_json({**_public(created.info), "key": created.token})
-        return
-    info = created.info
-    print(created.token)
-    typer.echo(
-        f"\nKey '{info.name}' of {info.organisation}/{info.team}/{info.project}, id {info.key_id}.\n"
-        f"Keep it now: it is stored only as a hash and cannot be shown again.",
-        err=True,
-    )
+    _print_token(_with_database(settings, run), "", as_json)
 
 
 @app.command("list")
@@ -81,96 +92,126 @@ def list_(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show keys, without the secret part."""
+    """Show keys, without the secret part. Times are UTC."""
     from gateway.access.keys import list_keys
-    from gateway.ledger.money import format_usd
 
-    async def run(database: Any, _: Path) -> Any:
-        return await list_keys(database)
-
-    found = [info for info in _with_database(config, run) if everything or info.revoked_ms is None]
+    known = _with_database(settings_or_exit(config), list_keys)
+    found = [info for info in known if everything or info.revoked_ms is None]
     if as_json:
         print_json([_public(info) for info in found])
         return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False)
-    table.add_column("key", no_wrap=True)
-    for title in ("name", "organisation/team/project", "state", "rpm", "tpm", "parallel", "budget", "models"):
-        table.add_column(title, overflow="fold")
-    for info in found:
-        owner = f"{info.organisation}/{info.team}/{info.project}"
-        limits = [str(n or "-") for n in (info.requests_per_minute, info.tokens_per_minute, info.parallel)]
-        budget = "-" if info.budget_nanousd is None else f"${format_usd(info.budget_nanousd)}"
-        models = "all" if info.allowed_models is None else ", ".join(info.allowed_models)
-        cells = (f"{info.prefix}…", info.name, owner, info.state, *limits, budget, models)
-        table.add_row(*(Text(cell) for cell in cells))
-    Console().print(table)
+    columns = [Column("id", "value"), Column("name"), Column("prefix", "value")]
+    columns += [Column(title) for title in ("organisation", "team", "project")]
+    columns += [Column(title, "number") for title in ("rpm", "tpm", "parallel", "budget $")]
+    columns += [Column("models"), Column("created", "value"), Column("expires", "value"), Column("state")]
+    print_table(columns, [_row(info) for info in found])
     print(f"\n{len(found)} keys" if len(found) != 1 else "\n1 key")
 
 
 @app.command()
-def revoke(
-    key: Annotated[str, typer.Argument(help="Id, shown prefix (tl-…) or name of the key.")],
+def rotate(
+    key: KeyArgument,
+    overlap: Annotated[
+        str, typer.Option(metavar="TIME", help="How long the old secret stays good: 30m, 24h, 7d; 0 ends it at once.")
+    ] = "24h",
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
+    """Give a key a new secret and print it, this once. Id, limits, budget, spend and policies stay.
+
+    During the overlap both secrets work, on the same budget; logs show the prefix of the one that was used.
+
+    Exit code 2: no such key, or one that is revoked or has expired.
+    """
+    from gateway.access.keys import load_secret, rotate_key
+
+    overlap_ms = 0 if overlap == "0" else int(duration(overlap, "--overlap").total_seconds() * 1000)
+    settings = settings_or_exit(config)
+
+    async def run(database: Database) -> CreatedKey:
+        return await rotate_key(database, load_secret(settings.storage.data_dir / "secret"), key, overlap_ms)
+
+    created = _with_database(settings, run)
+    former = created.info.replaced[0]
+    until = f"works until {_when(former.valid_until_ms)} UTC" if overlap_ms else "works no more"
+    _print_token(created, f"The old secret, {former.prefix}…, {until}.\n", as_json)
+
+
+@app.command()
+def revoke(key: KeyArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Revoke a key for good. Running gateways refuse it within a second; answers under way are finished."""
     from gateway.access.keys import revoke_key
 
-    async def run(database: Any, _: Path) -> Any:
-        return await revoke_key(database, key)
-
-    info = _with_database(config, run)
+    info = _with_database(settings_or_exit(config), lambda database: revoke_key(database, key))
     if as_json:
         print_json(_public(info))
     else:
-        print(f"revoked {info.prefix}… ('{info.name}' of {info.organisation}/{info.team}/{info.project})")
+        print(f"revoked {info.prefix}… ('{info.name}' of {_owner(info)})")
 
 
-def _with_database(config: Path | None, work: Callable[[Any, Path], Awaitable[_Result]]) -> _Result:
-    """Run `work` on the configured database, with every expected failure said in words."""
-    from sqlalchemy.exc import DBAPIError
+def _print_token(created: CreatedKey, note: str, as_json: bool) -> None:
+    """The token alone on standard output, so that a script can take it; the words beside it."""
+    info = created.info
+    if as_json:
+        print_json({**_public(info), "key": created.token})
+        return
+    print(created.token)
+    typer.echo(
+        f"\nKey '{info.name}' of {_owner(info)}, id {info.key_id}.\n{note}"
+        f"Keep it now: it is stored only as a hash and cannot be shown again.",
+        err=True,
+    )
 
+
+def _with_database(settings: Settings, work: Callable[[Database], Awaitable[_Result]]) -> _Result:
+    """Run `work` on the configured database, with what can be wrong with keys said in words."""
     from gateway.access.keys import InvalidKeyRequest, SecretMismatch
     from gateway.access.secret import InvalidSecret
-    from gateway.ledger.database import Database, DatabaseError
 
-    settings = settings_or_exit(config)
-
-    async def run() -> _Result:
-        database = await Database.open(settings.database_url())
-        try:
-            return await work(database, settings.storage.data_dir)
-        finally:
-            await database.close()
-
-    try:
-        return asyncio.run(run())
-    except InvalidKeyRequest as error:
-        fail(str(error), Exit.USAGE)
-    except (DatabaseError, SecretMismatch, InvalidSecret) as error:
-        fail(str(error))
-    except DBAPIError as error:
-        fail(f"the database failed: {error.orig}")
+    return with_database(settings, work, usage=(InvalidKeyRequest,), failures=(SecretMismatch, InvalidSecret))
 
 
 def _expiry(text: str) -> int:
+    """When a key ends, UTC milliseconds: a time from now, or a moment."""
     from gateway.ledger.reports import InvalidReport, parse_moment
 
-    now = datetime.now(UTC)
+    if text[:-1].isdecimal() and text[-1:].isalpha():
+        return int((datetime.now(UTC) + duration(text, "--expires")).timestamp() * 1000)
     try:
-        moment = parse_moment(text, now)
+        return int(parse_moment(text).timestamp() * 1000)
     except InvalidReport:
-        fail(f"--expires: '{text}' is neither a date (2027-01-31) nor a time from now (30d, 12h)", Exit.USAGE)
-    if text[:-1].isdecimal():
-        moment = now + (now - moment)
-    return int(moment.timestamp() * 1000)
+        fail(f"--expires: '{text}' is neither a date (2027-01-31) nor a time from now (5m, 12h, 30d)", Exit.USAGE)
 
 
-def _public(info: Any) -> dict[str, Any]:
+def _row(info: KeyInfo) -> list[str]:
+    from gateway.ledger.money import format_usd
+
+    former = [f"{secret.prefix}… until {_when(secret.valid_until_ms)}" for secret in info.replaced if secret.valid]
+    return [
+        info.key_id,
+        info.name,
+        f"{info.prefix}…",
+        info.organisation,
+        info.team,
+        info.project,
+        *(str(n or "-") for n in (info.requests_per_minute, info.tokens_per_minute, info.parallel)),
+        "-" if info.budget_nanousd is None else format_usd(info.budget_nanousd),
+        "all" if info.allowed_models is None else ", ".join(info.allowed_models),
+        _when(info.created_ms),
+        "-" if info.expires_ms is None else _when(info.expires_ms),
+        f"active, and {', '.join(former)}" if former and info.state == "active" else info.state,
+    ]
+
+
+def _owner(info: KeyInfo) -> str:
+    return f"{info.organisation}/{info.team}/{info.project}"
+
+
+def _when(ms: int) -> str:
+    return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M}"
+
+
+def _public(info: KeyInfo) -> dict[str, Any]:
     import msgspec
 
     def when(ms: int | None) -> str | None:
@@ -179,4 +220,8 @@ def _public(info: Any) -> dict[str, Any]:
     fields = msgspec.structs.asdict(info)
     for name in ("created", "expires", "revoked"):
         fields[name] = when(fields.pop(f"{name}_ms"))
+    fields["replaced"] = [
+        {"prefix": secret.prefix, "replaced": when(secret.replaced_ms), "valid_until": when(secret.valid_until_ms)}
+        for secret in info.replaced
+    ]
     return {**fields, "state": info.state}

@@ -6,8 +6,10 @@ import dataclasses
 import json
 import os
 import socket
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -34,7 +36,7 @@ CONTRACT = {
     "explain": [],
     "cache": ["stats", "purge", "evaluate"],
     "models": ["list", "pull"],
-    "keys": ["create", "list", "revoke"],
+    "keys": ["create", "list", "rotate", "revoke"],
     "policy": ["check", "explain"],
     "cost": ["report"],
     "tiers": ["evaluate"],
@@ -334,6 +336,19 @@ def test_doctor_finds_this_machine_in_order(tmp_path: Path, free_port: int) -> N
         "database",
     } <= set(checks)
     assert not (tmp_path / "data").exists(), "doctor changes nothing"
+
+
+def test_doctor_knows_that_an_older_database_is_upgraded(tmp_path: Path, free_port: int) -> None:
+    config = configuration(tmp_path, port=free_port)
+    assert tierline("keys", "create", "--config", str(config)).returncode == 0
+    with closing(sqlite3.connect(tmp_path / "data/tierline.db")) as database, database:
+        database.execute("UPDATE alembic_version SET version_num = '0001'")
+        database.execute("DROP TABLE replaced_secrets")
+    done = tierline("doctor", "--json", "--config", str(config))
+    found = {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}["database"]
+    assert (done.returncode, found["status"]) == (0, "ok")
+    assert "upgraded at the next start" in found["message"]
+    assert tierline("keys", "rotate", "default", "--config", str(config)).returncode == 0
 
 
 def test_doctor_says_what_would_not_work(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -304,7 +305,10 @@ def test_tokens_are_long_distinct_and_recognised() -> None:
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "tierline.yaml"
-    path.write_text("version: 1\nstorage: {data_dir: var}\n")
+    path.write_text(
+        "version: 1\nstorage: {data_dir: var}\nmodels: {small-one: {tier: small, backend: b}}\n"
+        'backends: {b: {base_urls: ["http://127.0.0.1:1/v1"]}}\n'
+    )
     return path
 
 
@@ -355,7 +359,9 @@ def test_the_commands(config: Path) -> None:
     assert known["budget_nanousd"] == 12_500_000_000
     assert known["allowed_models"] == ["auto"]
     assert token not in json.dumps(listed)
-    assert "bot" in run("list")
+    table = run("list")
+    for shown in (known["key_id"], known["prefix"] + "…", "bot", "support", "12.50", "active", known["created"][:10]):
+        assert shown in table
     assert json.loads(run("revoke", "bot", "--json"))["state"] == "revoked"
     assert json.loads(run("list", "--json")) == []
     assert len(json.loads(run("list", "--all", "--json"))) == 1
@@ -364,3 +370,33 @@ def test_the_commands(config: Path) -> None:
     assert "neither a date" in run("create", "--expires", "soon", code=2)
     assert "no name for a team" in run("create", "--team", "a/b", code=2)
     run("create", "--rpm", "0", code=2)
+    refused = run("create", "--model", "small-one", "--model", "smal-one", code=2)
+    assert "there is no model 'smal-one'. Did you mean 'small-one'? The models are: auto, small-one." in refused
+    assert len(json.loads(run("list", "--all", "--json"))) == 1, "what was refused made no key"
+
+
+@pytest.mark.parametrize(
+    ("text", "from_now"),
+    [("5m", timedelta(minutes=5)), ("90s", timedelta(seconds=90)), ("30d", timedelta(days=30)), ("2w", timedelta(14))],
+)
+def test_a_key_ends_after_a_time_from_now(config: Path, text: str, from_now: timedelta) -> None:
+    before = datetime.now(UTC)
+    words = ["keys", "create", "--expires", text, "--json", "--config", str(config)]
+    made = json.loads(CliRunner().invoke(build("keys"), words).stdout)
+    ends = datetime.fromisoformat(made["expires"])
+    assert before - timedelta(milliseconds=1) <= ends - from_now <= datetime.now(UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "day"), [("2099-01-31", "2099-01-31"), ("20990131", "2099-01-31"), ("2099-01-31T12:00", "2099-01-31")]
+)
+def test_a_key_ends_at_a_moment(config: Path, text: str, day: str) -> None:
+    words = ["keys", "create", "--expires", text, "--json", "--config", str(config)]
+    assert json.loads(CliRunner().invoke(build("keys"), words).stdout)["expires"].startswith(day)
+
+
+@pytest.mark.parametrize("text", ["5y", "0d", "-5m", "99999999999w", "2020-01-01"])
+def test_a_key_that_cannot_end_then_is_refused(config: Path, text: str) -> None:
+    refused = CliRunner().invoke(build("keys"), ["keys", "create", "--expires", text, "--config", str(config)])
+    assert refused.exit_code == 2
+    assert isinstance(refused.exception, SystemExit)
