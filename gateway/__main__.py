@@ -5,58 +5,24 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import logging
 import signal
 import sys
 from pathlib import Path
-from types import FrameType
-
-import uvicorn
 
 from gateway import lifeline, logs, settings
 from gateway.app import App
+from gateway.server import Server
 from gateway.services import Services
 from gateway.settings import Settings
 from policies.yamlfile import InvalidFile
-
-logger = logging.getLogger("tierline")
 
 EXIT_USAGE = 2
 EXIT_CANNOT_START = 3
 
 
-class Server(uvicorn.Server):
-    """uvicorn, telling the services that it drains as soon as it is asked to stop."""
-
-    def __init__(self, config: uvicorn.Config, app: App) -> None:
-        super().__init__(config)
-        self._app = app
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._app.services is not None:
-            self._app.services.draining = True
-        super().handle_exit(sig, frame)
-
-
 async def serve(configured: Settings) -> bool:
     """Run until SIGTERM or Ctrl-C, then drain. Returns whether the server had started."""
-    app = App(lambda: Services.open(configured))
-    config = uvicorn.Config(
-        app,
-        host=configured.server.host,
-        port=configured.server.port,
-        loop="uvloop",
-        http="httptools",
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=max(1, round(configured.server.drain_seconds)),
-        timeout_keep_alive=75,
-        h11_max_incomplete_event_size=None,
-    )
-    server = Server(config, app)
+    server = Server(App(lambda: Services.open(configured)), configured.server)
     # What stands now lives for ever: later collections need not look at it.
     gc.collect()
     gc.freeze()

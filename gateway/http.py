@@ -13,7 +13,8 @@ from typing import Any
 
 import uuid_utils
 
-from gateway.dialects.errors import BadRequest, TooLarge
+from edge.limits import READ_TIMEOUT
+from gateway.dialects.errors import BadRequest, RequestTimeout, TooLarge
 
 Scope = MutableMapping[str, Any]
 ASGIMessage = MutableMapping[str, Any]
@@ -68,13 +69,23 @@ class Exchange:
         value = self._headers.get(name)
         return None if value is None else value.decode("latin-1")
 
-    async def body(self, limit: int) -> bytes:
-        """The whole request body.
+    async def body(self, limit: int, deadline: float | None = None) -> bytes:
+        """The whole request body. `deadline` is the client's own, in monotonic seconds; the server has one as well.
 
         Raises:
             TooLarge: the body is larger than `limit` bytes; nothing beyond the limit is kept.
+            RequestTimeout: the body came too slowly.
             ClientGone: the client left while sending.
         """
+        if deadline is None:
+            return await self._body(limit)
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                return await self._body(limit)
+        except TimeoutError:
+            raise RequestTimeout("The deadline of 'x-tierline-deadline-ms' passed before the body was there.") from None
+
+    async def _body(self, limit: int) -> bytes:
         declared = self.header(b"content-length")
         if declared is not None and declared.isdigit() and int(declared) > limit:
             raise TooLarge(f"The body is {declared} bytes; this gateway takes at most {limit}.")
@@ -95,6 +106,8 @@ class Exchange:
             if not message.get("more_body"):
                 self.received_at = time.monotonic()
                 return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            if READ_TIMEOUT in self.scope:
+                raise RequestTimeout("The body of the request did not arrive in time. Send it again, without pauses.")
 
     def watch(self) -> None:
         """From now on, cancel the current task when the client leaves; `gone` then says why."""

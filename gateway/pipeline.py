@@ -36,13 +36,15 @@ async def chat_completions(services: Services, exchange: Exchange) -> None:
     """Serve one `POST /v1/chat/completions` to its end."""
     life = Life(exchange, "chat.completions", exchange.request_id)
     accounting = Accounting(services, life)
-    services.metrics.in_flight.inc()
+    in_flight = False
     try:
         life.principal = await authenticate(services, exchange)
-        body = await exchange.body(services.settings.server.max_body_bytes)
+        read_headers(life)
+        body = await exchange.body(services.settings.server.max_body_bytes, life.deadline)
+        services.metrics.in_flight.inc()
+        in_flight = True
         exchange.watch()
         life.payload, life.request = openai_chat.parse(body)
-        read_headers(life)
         services.begin_span(life)
         await route(services, life)
         accounting.decided()
@@ -68,7 +70,8 @@ async def chat_completions(services: Services, exchange: Exchange) -> None:
         await fail(life, GatewayError("The gateway failed on this request; its id helps to find out why."))
     finally:
         exchange.unwatch()
-        services.metrics.in_flight.dec()
+        if in_flight:
+            services.metrics.in_flight.dec()
         await finish(services, life, accounting)
 
 

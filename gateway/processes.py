@@ -20,7 +20,7 @@ from gateway.settings import Settings
 
 # A Unix socket's path must fit into sockaddr_un.sun_path, its final zero included.
 _SOCKET_PATH_BYTES = 107
-# How long engines and the cache may take to finish; the gateway's time is server.drain_seconds.
+# How long engines and the cache may take to finish; the gateway's times are in `server`.
 _DRAIN_S = 10.0
 _KILL_AFTER_DRAIN_S = 5.0
 
@@ -113,7 +113,7 @@ def gateway_spec(settings: Settings, config: Path) -> ProcessSpec:
         argv=_module("gateway", {"--config": config}),
         ready=http_probe(_reachable(server.host), server.port, "/health/ready"),
         stage=1,
-        stop_timeout_s=server.drain_seconds + _KILL_AFTER_DRAIN_S,
+        stop_timeout_s=server.shutdown_delay_seconds + server.drain_seconds + _KILL_AFTER_DRAIN_S,
         address=f"{server.host}:{server.port}",
     )
 

@@ -40,14 +40,22 @@ class ServerSettings(Strict):
     port: int = Field(8080, ge=0, le=65535)
     workers: int = Field(1, ge=1, le=64, description="More than one needs storage.redis_url: they share limits there.")
     max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024)
-    drain_seconds: float = Field(20.0, ge=0, description="How long running requests may finish after SIGTERM.")
+    read_timeout_seconds: float = Field(30.0, gt=0, description="For a request's head, and for a pause in its body.")
+    write_timeout_seconds: float = Field(60.0, gt=0, description="For a client that does not read its answer.")
+    shutdown_delay_seconds: float = Field(
+        0.0, ge=0, description="How long to serve on after SIGTERM, not ready, before the drain begins."
+    )
+    drain_seconds: float = Field(20.0, ge=0, description="How long running requests may finish after that.")
     log: LogSettings = LogSettings()
 
 
 class StorageSettings(Strict):
     data_dir: Path = Field(Path("var"), description="Database, journal, models, sockets, first key.")
     database_url: str | None = Field(None, description="SQLAlchemy URL; default: SQLite in data_dir.")
-    redis_url: str | None = None
+    redis_url: str | None = Field(
+        None, pattern=r"^(redis|rediss|unix)://", description="Shares limits and budgets between gateway processes."
+    )
+    redis_timeout_ms: float = Field(50.0, gt=0, description="A slower Redis counts as away.")
 
 
 class Price(Strict):

@@ -70,6 +70,17 @@ class MethodNotAllowed(GatewayError):
     code = "method_not_allowed"
 
 
+class RequestTimeout(GatewayError):
+    """The client sends too slowly. What is still to come would pass for the next request, so the connection ends."""
+
+    status = 408
+    type = "invalid_request_error"
+    code = "request_timeout"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers={"connection": "close"})
+
+
 class TooLarge(GatewayError):
     status = 413
     type = "invalid_request_error"

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import uvicorn
 import yaml
 
 from bench.mock_upstream import MockUpstream
@@ -23,6 +22,7 @@ from gateway.access.keys import KeyLimits, create_key
 from gateway.access.secret import load_secret
 from gateway.app import App
 from gateway.ledger.schema import ledger
+from gateway.server import Server
 from gateway.services import Services
 from gateway.tracing import Tracing
 
@@ -48,6 +48,7 @@ class FrontDoor:
     services: Services
     root: Path
     client: httpx.AsyncClient
+    server: Server
 
     def headers(self, token: str | None = None) -> dict[str, str]:
         return {"authorization": f"Bearer {token or self.token}"}
@@ -105,18 +106,7 @@ async def front_door(
     path.write_text(yaml.safe_dump(dict(document)))
     configured = settings.load(path)
     app = App(lambda: Services.open(configured, tracing=tracing))
-    config = uvicorn.Config(
-        app,
-        host="127.0.0.1",
-        port=0,
-        http="httptools",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        timeout_graceful_shutdown=1,
-    )
-    server = uvicorn.Server(config)
-    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    server = Server(app, configured.server)
     task = asyncio.create_task(server.serve())
     while not server.started:
         if task.done():
@@ -130,6 +120,6 @@ async def front_door(
     created = await create_key(services.database, secret, name="first")
     url = f"http://127.0.0.1:{port}"
     async with httpx.AsyncClient(base_url=url, timeout=30) as client:
-        yield FrontDoor(url, created.token, services, root, client)
+        yield FrontDoor(url, created.token, services, root, client, server)
     server.should_exit = True
     await task
