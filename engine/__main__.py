@@ -15,8 +15,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import uvicorn
-
+from edge.limits import Limits
+from edge.server import Server
 from engine.chat_template import ChatTemplateError
 from engine.client import EngineClient
 from engine.config import PRECISIONS, EngineConfig
@@ -116,11 +116,12 @@ def find_model(model: str, data_dir: Path) -> Path:
     return files[0]
 
 
-class _DrainingServer(uvicorn.Server):
-    """Takes no new requests once it is told to stop, and ends those that are not done in time with an error event."""
+class _DrainingServer(Server):
+    """Once it is told to stop, ends the requests that are not done in time with an error event."""
 
-    def __init__(self, client: EngineClient, config: uvicorn.Config) -> None:
-        super().__init__(config)
+    def __init__(self, client: EngineClient, model: Model) -> None:
+        drain_s = _DRAIN_SECONDS + 2  # time to send what `end_all` has to say
+        super().__init__(create_app(model, client), Limits(drain_s=drain_s), log_level="warning")
         self._client = client
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -133,17 +134,7 @@ class _DrainingServer(uvicorn.Server):
 async def serve(model: Model, config: EngineConfig, listener: socket.socket, watchdog_seconds: float) -> int:
     """Serve until a signal ends it; returns the exit code."""
     client = EngineClient(config, EngineMetrics(model.name), watchdog_seconds=watchdog_seconds)
-    server = _DrainingServer(
-        client,
-        uvicorn.Config(
-            create_app(model, client),
-            http="httptools",
-            access_log=False,
-            log_level="warning",
-            server_header=False,
-            timeout_graceful_shutdown=_DRAIN_SECONDS + 2,  # time to send what `end_all` has to say
-        ),
-    )
+    server = _DrainingServer(client, model)
 
     def stop_if_the_model_cannot_be_loaded(failure: asyncio.Future[str]) -> None:
         if not failure.cancelled():
