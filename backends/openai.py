@@ -2,7 +2,8 @@
 
 One dialect serves the bundled engine and every OpenAI-compatible server. It promises that fields it does not know
 pass through untouched in both directions, that the backend is always asked to report usage on streams, that no
-credentials are sent unless configured, and that a server's odd but harmless types do not break a stream.
+credentials are sent unless configured, and that a server's odd but harmless types do not break a stream. Answers of
+servers of another kind are written in this dialect by `chat_event` and `chat_body`.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class _Reader:
         if name == b"error":
             raise AttemptFailed.reported(error_in(data) or {})
         chunk = decode_chunk(data)
-        if chunk.error is not None:
-            raise AttemptFailed.reported(chunk.error)
+        if chunk.error is not None or chunk.object == "error":
+            raise AttemptFailed.reported(error_in(data) or {})
         return Event(raw, data, chunk)
 
     def commits(self, event: Event) -> bool:
@@ -57,8 +58,9 @@ class OpenAIDialect:
         return {"authorization": f"Bearer {api_key}"} if api_key else {}
 
     def post(self, endpoint: Endpoint, call: Call, candidate: Candidate) -> bytes:
-        extra = call.extra(candidate) if callable(call.extra) else call.extra
-        payload = {**call.payload, **extra, "model": candidate.upstream_model}
+        payload = {**call.payload, **call.extra_for(candidate), "model": candidate.upstream_model}
+        if call.continues:  # vLLM's and SGLang's fields, and the bundled engine's
+            payload["continue_final_message"], payload["add_generation_prompt"] = True, False
         if call.stream:
             payload["stream"] = True
             payload["stream_options"] = {**(payload.get("stream_options") or {}), "include_usage": True}
@@ -70,7 +72,12 @@ class OpenAIDialect:
         return _Reader()
 
     def answer(self, body: bytes, call: Call) -> Answer:
-        return Answer(body, decode_answer(body))
+        completion = decode_answer(body)
+        if completion.object == "error":
+            completion.error = error_in(body)
+        if completion.error is None and not completion.choices and call.operation in ("chat", "completions"):
+            raise MalformedAnswer("the answer holds no choice")
+        return Answer(body, completion)
 
     def error(self, body: bytes) -> Json | None:
         error = error_in(body)
@@ -78,6 +85,43 @@ class OpenAIDialect:
 
 
 OPENAI = OpenAIDialect()
+
+
+def chat_event(event: Event) -> Event:
+    """An event in this dialect, whatever the server's: written from its chunk if it has another's bytes.
+
+    Usage stands in a chunk of its own, without choices, as clients of this dialect expect it.
+    """
+    chunk = event.chunk
+    if event.dialect == OPENAI.name or chunk is None:
+        return event
+    fields = {"id": chunk.id, "object": "chat.completion.chunk", "created": chunk.created, "model": chunk.model}
+    choices = [
+        {"index": c.index, "delta": c.delta, "logprobs": c.logprobs, "finish_reason": c.finish_reason}
+        for c in chunk.choices
+    ]
+    usage = {} if choices else {"usage": chunk.usage}
+    data = msgspec.json.encode({**fields, "choices": choices, **usage})
+    return Event(b"data: " + data + b"\n\n", data, chunk, event.done)
+
+
+def chat_body(answer: Answer) -> bytes:
+    """A plain answer in this dialect, whatever the server's."""
+    if answer.dialect == OPENAI.name:
+        return answer.body
+    whole = answer.completion
+    fields = {"id": whole.id, "object": "chat.completion", "created": whole.created, "model": whole.model}
+    choices = [
+        {
+            "index": c.index,
+            # Content and refusal are there even if they are null; the rest only if there is some.
+            "message": {"content": None, "refusal": None, **msgspec.to_builtins(c.message)},
+            "logprobs": c.logprobs,
+            "finish_reason": c.finish_reason,
+        }
+        for c in whole.choices
+    ]
+    return msgspec.json.encode({**fields, "choices": choices, "usage": whole.usage})
 
 
 def decode_chunk(data: bytes) -> ChatChunk:
@@ -94,7 +138,7 @@ def decode_chunk(data: bytes) -> ChatChunk:
             usage=_as(Usage, fields.get("usage")),
             error=_error_object(fields.get("error")),
         )
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise MalformedAnswer(f"an event of the stream is not JSON: {error}") from error
 
 
@@ -112,7 +156,7 @@ def decode_answer(body: bytes) -> ChatCompletion:
             usage=_as(Usage, fields.get("usage")),
             error=_error_object(fields.get("error")),
         )
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise MalformedAnswer(f"the answer is not JSON: {error}") from error
 
 
@@ -136,15 +180,17 @@ def has_content(chunk: ChatChunk, data: bytes) -> bool:
 def error_in(body: bytes) -> Json | None:
     """The error object of a body, if it is JSON and has one."""
     try:
-        return _error_object(_object(body).get("error"))
+        fields = _object(body)
     except MalformedAnswer:
         return None
+    itself = fields.get("object") == "error"  # an older form of vLLM's
+    return _error_object(fields if itself else fields.get("error"))
 
 
 def _object(data: bytes) -> Json:
     try:
         fields = msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise MalformedAnswer(f"not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise MalformedAnswer("the server sent JSON that is not an object")

@@ -1,34 +1,33 @@
-"""The replicas of one backend: who gets the next request, who is out of rotation and when it may come back.
+"""The replicas of one backend: who gets the next request, who waits, who is out of rotation and when it may come back.
 
-It promises the healthy replica with the fewest outstanding requests (ties at random), never more than
-`max_outstanding` on one, and that a backend whose replicas are all out is still tried rather than failed at once.
-Health is passive (failures cool a replica down, each time longer) and active: a replica that cannot be reached is
-probed in the background and returns when it answers. After a cool-down one request goes first.
+It promises a replica chosen by load and latency (`balance.py`), never more than `max_outstanding` requests on one; a
+bounded, fair queue for those who find all of them busy (`waiting.py`); that a Retry-After is kept to; and that a
+backend whose replicas are all out is still tried, one request at a time, rather than given up. Health is passive (a
+breaker per replica, `breaker.py`) and active: an open breaker's replica is probed in the background.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import random
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal
 
 from backends.attempt import AttemptFailed
+from backends.balance import Latency, choose
+from backends.breaker import Breaker, State
 from backends.dialect import Dialect
 from backends.endpoint import Endpoint
-from backends.http import HttpClient, HttpFailure
+from backends.hedge import Hedging
+from backends.http import HttpClient
 from backends.openai import OPENAI
+from backends.probe import alive
+from backends.share import Share
+from backends.waiting import Displaced, FairQueue
 
-FAILURES_TO_COOL = 3  # in a row; a refused connection counts as that many
-COOL_FIRST_S = 1.0
-COOL_MAX_S = 30.0
-LIMITED_MAX_S = 60.0  # longest time a replica is avoided because of one Retry-After
+RETRY_RESERVE = 10.0  # retries that a quiet backend may have at once
+RETRIES_PER_S = 1.0
 PROBE_EVERY_S = 1.0
-PROBE_TIMEOUT_S = 2.0
-
-State = Literal["healthy", "trial", "cooling", "limited"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,34 +60,30 @@ class ReplicaState:
 class Replica:
     """One address of a backend. Changed by its pool only."""
 
+    __slots__ = (
+        "base_url",
+        "breaker",
+        "endpoint",
+        "failures_total",
+        "last_error",
+        "latency",
+        "outstanding",
+        "requests_total",
+    )
+
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.base_url = endpoint.base_url
+        self.breaker = Breaker()
+        self.latency = Latency()
         self.outstanding = 0
-        self.failures = 0
         self.requests_total = 0
         self.failures_total = 0
-        self.cool_downs = 0  # since the last success
-        self.cooled_until = 0.0  # monotonic seconds
-        self.limited_until = 0.0
-        self.trial = False  # back from a cool-down, not yet proven
-        self.reached = True  # its last failure was an answer, not silence
         self.last_error: str | None = None
-
-    def state(self, now: float) -> State:
-        if now < self.cooled_until:
-            return "cooling"
-        if now < self.limited_until:
-            return "limited"
-        return "trial" if self.trial else "healthy"
-
-    def available(self, now: float) -> bool:
-        state = self.state(now)
-        return state == "healthy" or (state == "trial" and self.outstanding == 0)
 
 
 class Pool:
-    """A backend: its replicas, its deadlines and how often to try.
+    """A backend: its replicas, its deadlines, how often to try and how many may wait.
 
     Args:
         name: for messages and metrics.
@@ -97,7 +92,11 @@ class Pool:
         headers: more headers for every request; they win over those of the dialect.
         dialect: how such a server is spoken to.
         max_outstanding: requests at once per replica.
+        max_queued: requests that may wait for a replica; 0 refuses at once.
+        queue_timeout_s: how long one of them may wait.
         attempts: tries per candidate and request.
+        retry_share: retries are at most this share of requests; 0 forbids them.
+        hedging: when to send a second request beside a slow one; None: never.
         client: the HTTP client, shared by all pools.
 
     Raises:
@@ -114,7 +113,11 @@ class Pool:
         headers: Mapping[str, str] | None = None,
         timeouts: Timeouts | None = None,
         max_outstanding: int = 256,
+        max_queued: int = 256,
+        queue_timeout_s: float = 10.0,
         attempts: int = 2,
+        retry_share: float = 0.2,
+        hedging: Hedging | None = None,
         dialect: Dialect = OPENAI,
     ) -> None:
         if not base_urls:
@@ -125,80 +128,104 @@ class Pool:
         self.client = client
         self.timeouts = timeouts or Timeouts()
         self.max_outstanding = max_outstanding
+        self.queue_timeout_s = queue_timeout_s
         self.attempts = attempts
+        self.retries = Share(retry_share, reserve=RETRY_RESERVE, per_second=RETRIES_PER_S)
+        self.hedging = hedging
         self.dialect = dialect
         every = {**dialect.headers(api_key), **{name.lower(): value for name, value in (headers or {}).items()}}
         self.replicas = [Replica(Endpoint(url.rstrip("/"), every)) for url in base_urls]
+        self._queue: FairQueue[Replica] = FairQueue(max_queued)
+        self._wake: asyncio.TimerHandle | None = None  # at the end of a rest, while somebody waits for it
         self._probes: dict[Replica, asyncio.Task[None]] = {}
 
-    def available(self) -> bool:
-        """Whether some replica is neither out of rotation nor full."""
-        now = time.monotonic()
-        return any(r.available(now) and r.outstanding < self.max_outstanding for r in self.replicas)
+    @property
+    def queued(self) -> int:
+        """Requests that wait for a replica."""
+        return len(self._queue)
 
-    def best(self, tried: Collection[Replica] = ()) -> Replica | None:
-        """The replica that a request should go to, one not yet `tried` if possible; None if all are full.
-
-        If none is in rotation it is the one whose cool-down or Retry-After ends first.
-        """
+    def rank(self) -> int:
+        """How good a place this is for a request now: 0 goes at once, 1 would wait, 2 has no replica in rotation."""
         now = time.monotonic()
-        best: list[Replica] = []
-        best_rank: tuple[int, float, int] | None = None
-        for replica in self.replicas:
-            if replica.outstanding >= self.max_outstanding:
-                continue
-            if replica.available(now):
-                rank = (1 if replica in tried else 0, 0.0, replica.outstanding)
-            else:
-                rank = (2, max(replica.cooled_until, replica.limited_until, now), replica.outstanding)
-            if best_rank is None or rank < best_rank:
-                best, best_rank = [replica], rank
-            elif rank == best_rank:
-                best.append(replica)
-        if len(best) > 1:
-            return random.choice(best)
-        return best[0] if best else None
+        if not self._queue and self._ready(now):
+            return 0
+        return 1 if any(r.breaker.state(now) == "healthy" for r in self.replicas) else 2
+
+    def fresh(self, tried: Collection[Replica]) -> bool:
+        """Whether a request could go at once to a replica that is not among `tried`."""
+        return not self._queue and any(replica not in tried for replica in self._ready(time.monotonic()))
 
     def acquire(self, tried: Collection[Replica] = ()) -> Replica | None:
-        """Take the best replica; None if all are full. Whoever takes it gives it back by `release`."""
-        replica = self.best(tried)
-        if replica is not None:
-            replica.outstanding += 1
-            replica.requests_total += 1
-        return replica
+        """Take a replica, one not yet `tried` if possible; None if all are busy or others are waiting already.
+
+        Whoever takes one gives it back by `release`.
+        """
+        if self._queue:
+            return None
+        return self._take(tried)
+
+    async def wait(self, owner: str, patience_s: float) -> Replica:
+        """Queue for a replica that is free; to be given back by `release`.
+
+        Raises:
+            AttemptFailed: "overloaded", the queue is full or `patience_s` was not enough; "rate_limited", every replica
+                in rotation rests for longer than that.
+        """
+        rest_s = self.rest_s()
+        if rest_s is not None and rest_s > patience_s:
+            raise AttemptFailed("rate_limited", f"'{self.name}' asked to be left alone", retry_after=rest_s)
+        busy = f"every replica of '{self.name}' is busy"
+        place = self._queue.join(owner) if patience_s > 0 else None
+        if place is None:
+            more = f" and {self.queued} requests wait" if self.queued else ""
+            raise AttemptFailed("overloaded", busy + more, retry_after=1.0)
+        self._serve()
+        try:
+            async with asyncio.timeout(patience_s):
+                return await place
+        except TimeoutError:
+            self._left(owner, place)
+            message = f"{busy}; none came free in {patience_s:.3g} s"
+            raise AttemptFailed("overloaded", message, retry_after=1.0) from None
+        except Displaced:
+            message = f"{busy}, and the queue went to others than '{owner}', who has most requests in it"
+            raise AttemptFailed("overloaded", message, retry_after=1.0) from None
+        except BaseException:
+            self._left(owner, place)
+            raise
 
     def release(self, replica: Replica) -> None:
-        """The request on this replica is over, however it ended."""
+        """The request on this replica is over. Say how it ended by `succeeded` or `failed` first, if that is known."""
         replica.outstanding -= 1
+        if self._queue:
+            self._serve()
+
+    def observe(self, replica: Replica, first_content_s: float) -> None:
+        """A stream's first content came after so long."""
+        replica.latency.observe(first_content_s, time.monotonic())
+        if self.hedging is not None:
+            self.hedging.observe(first_content_s)
 
     def succeeded(self, replica: Replica) -> None:
         """It answered as it should, or refused for a good reason: nothing is wrong with it."""
-        replica.failures = replica.cool_downs = 0
-        replica.cooled_until = 0.0
-        replica.trial = False
-        replica.reached = True
+        replica.breaker.succeeded()
 
-    def failed(self, replica: Replica, failure: AttemptFailed) -> None:
-        """Count a failure; cool the replica down if there have been enough in a row, or honour its Retry-After."""
+    def failed(self, replica: Replica, failure: AttemptFailed, elapsed_s: float = 0.0) -> None:
+        """Count a failure; open the breaker if there have been enough in a row, or honour its Retry-After.
+
+        `elapsed_s` is how long the attempt ran. It counts twice as a latency, so that a replica which fails fast does
+        not look like the best one.
+        """
         now = time.monotonic()
         replica.last_error = str(failure)
         if failure.kind == "deadline":
             return  # the caller's time was short; says nothing about the replica
         replica.failures_total += 1
-        if failure.kind == "rate_limited" or failure.retry_after is not None:
-            pause = min(failure.retry_after or COOL_FIRST_S, LIMITED_MAX_S)
-            replica.limited_until = max(replica.limited_until, now + pause)
-        if failure.kind == "rate_limited":
-            return  # a healthy server that protects itself
-        if now < replica.cooled_until:
-            return  # one of those that were on their way when it went down: already counted
-        replica.failures += FAILURES_TO_COOL if failure.kind == "connect" else 1
-        replica.reached = failure.reached
-        if replica.failures >= FAILURES_TO_COOL:
-            pause = min(COOL_FIRST_S * 2**replica.cool_downs, COOL_MAX_S) * random.uniform(0.8, 1.2)
-            replica.cooled_until = max(replica.cooled_until, now + pause)
-            replica.cool_downs += 1
-            replica.trial = True
+        if failure.kind != "rate_limited":
+            slow_s = 2 * max(elapsed_s, replica.latency.value(now))
+            replica.latency.observe(min(slow_s, self.timeouts.first_token_s), now)
+        if replica.breaker.failed(failure, now):
+            replica.latency.forget()
             if replica not in self._probes:
                 self._probes[replica] = asyncio.get_running_loop().create_task(self._watch(replica))
 
@@ -212,19 +239,26 @@ class Pool:
         return [
             ReplicaState(
                 base_url=replica.base_url,
-                state=replica.state(now),
+                state=replica.breaker.state(now),
                 outstanding=replica.outstanding,
-                failures=replica.failures,
+                failures=replica.breaker.failures,
                 requests_total=replica.requests_total,
                 failures_total=replica.failures_total,
-                back_in_s=max(0.0, max(replica.cooled_until, replica.limited_until) - now),
+                back_in_s=max(0.0, max(replica.breaker.cooled_until, replica.breaker.limited_until) - now),
                 last_error=replica.last_error,
             )
             for replica in self.replicas
         ]
 
+    def back_in_s(self) -> float | None:
+        """Seconds until a replica that is out of rotation comes back, if all of them are."""
+        states = self.snapshot()
+        return None if any(s.state == "healthy" for s in states) else min(s.back_in_s for s in states)
+
     async def aclose(self) -> None:
         """Stop probing and close idle connections; running requests go on."""
+        if self._wake is not None:
+            self._wake.cancel()
         probes = list(self._probes.values())
         for probe in probes:
             probe.cancel()
@@ -232,43 +266,83 @@ class Pool:
         for replica in self.replicas:
             self.client.release(replica.endpoint.origin)
 
-    async def _watch(self, replica: Replica) -> None:
-        """Probe a cooling replica: bring it back early if it is up and was not, keep it out while it is down.
+    def _ready(self, now: float) -> list[Replica]:
+        """Replicas that may take a request: healthy with room, or half-open with nothing on them."""
+        ready = []
+        for replica in self.replicas:
+            state = replica.breaker.state(now)
+            most = self.max_outstanding if state == "healthy" else 1 if state == "trial" else 0
+            if replica.outstanding < most:
+                ready.append(replica)
+        return ready
 
-        A replica that answers probes but failed requests stays out for its whole cool-down: what was wrong with it
-        does not show in a probe.
-        """
+    def _take(self, tried: Collection[Replica]) -> Replica | None:
+        now = time.monotonic()
+        ready = self._ready(now)
+        if tried and len(ready) > 1:
+            ready = [replica for replica in ready if replica not in tried] or ready
+        replica = choose(ready, now) if ready else self._last_resort(now)
+        if replica is not None:
+            replica.outstanding += 1
+            replica.requests_total += 1
+        return replica
+
+    def _last_resort(self, now: float) -> Replica | None:
+        """Nothing is ready. If nothing is in rotation either, a cooling replica may prove itself before its time."""
+        states = [(replica.breaker.state(now), replica) for replica in self.replicas]
+        if any(state != "cooling" for state, _ in states):
+            return None  # it will be free, or rested, soon
+        idle = [replica for _, replica in states if not replica.outstanding]
+        return min(idle, key=lambda replica: replica.breaker.cooled_until) if idle else None
+
+    def rest_s(self) -> float | None:
+        """Seconds until the first Retry-After is over, if it keeps all replicas that are not out of rotation anyway."""
+        now = time.monotonic()
+        rests = []
+        for replica in self.replicas:
+            state = replica.breaker.state(now)
+            if state in ("healthy", "trial"):
+                return None
+            if state == "limited":
+                rests.append(replica.breaker.limited_until - now)
+        return min(rests, default=None)
+
+    def _serve(self) -> None:
+        """Hand free replicas to those who wait; if all rest, look again when the first rest is over."""
+        while self._queue and (replica := self._take(())) is not None:
+            place = self._queue.pop()
+            if place is None:  # all of them had just left
+                replica.outstanding -= 1
+                return
+            place.set_result(replica)
+        if self._queue and self._wake is None:
+            rest_s = self.rest_s()
+            if rest_s is not None:
+                self._wake = asyncio.get_running_loop().call_later(rest_s + 0.001, self._rested)
+
+    def _rested(self) -> None:
+        self._wake = None
+        self._serve()
+
+    def _left(self, owner: str, place: asyncio.Future[Replica]) -> None:
+        """Somebody stopped waiting; a replica that was handed over at the same moment goes on to the next."""
+        self._queue.leave(owner, place)
+        if place.done() and not place.cancelled() and place.exception() is None:
+            self.release(place.result())
+
+    async def _watch(self, replica: Replica) -> None:
+        """Probe a cooling replica: bring it back early if it is up and was not, keep it out while it is down."""
+        breaker = replica.breaker
         try:
-            while (now := time.monotonic()) < replica.cooled_until:
-                await asyncio.sleep(min(PROBE_EVERY_S, replica.cooled_until - now))
-                if not await self._alive(replica):
-                    replica.cooled_until = max(replica.cooled_until, time.monotonic() + 2 * PROBE_EVERY_S)
-                elif not replica.reached:
-                    replica.cooled_until = 0.0
+            while (now := time.monotonic()) < breaker.cooled_until:
+                await asyncio.sleep(min(PROBE_EVERY_S, breaker.cooled_until - now))
+                up = await self._alive(replica)
+                breaker.probed(up, time.monotonic() + 2 * PROBE_EVERY_S)
+                self._serve()
         finally:
             del self._probes[replica]
 
     async def _alive(self, replica: Replica) -> bool:
-        """GET /health; where there is no such page, GET /models, where any answer that is not 5xx will do."""
-        endpoint = replica.endpoint
-        root = endpoint.origin.path.removesuffix("/v1")
-        try:
-            status = await self._get(endpoint, f"{root}/health")
-            if status in (401, 403, 404, 405):
-                status = await self._get(endpoint, f"{endpoint.origin.path}/models")
-                return status < 500
-            return status < 300
-        except HttpFailure as failure:
-            replica.last_error = str(failure)
-            return False
-
-    async def _get(self, endpoint: Endpoint, path: str) -> int:
-        deadline = time.monotonic() + PROBE_TIMEOUT_S
-        exchange = await self.client.send(
-            endpoint.origin, endpoint.get(path), connect_s=PROBE_TIMEOUT_S, deadline=deadline
-        )
-        try:
-            await exchange.read_all(1 << 20)
-        finally:
-            exchange.close()
-        return exchange.status
+        error = await alive(self.client, replica.endpoint)
+        replica.last_error = error or replica.last_error
+        return error is None

@@ -95,7 +95,7 @@ class EventStream:
         failure, self._over = self._failure, True
         if failure is None or len(self._finished) >= self._choices:
             raise StopAsyncIteration
-        raise StreamCut(_CUT_KINDS.get(failure.kind, "protocol"), str(failure))
+        raise StreamCut(_CUT_KINDS.get(failure.kind, "protocol"), str(failure), status=failure.status)
 
     async def _fill(self) -> None:
         """Read one piece and take its events."""

@@ -271,7 +271,7 @@ async def test_an_error_never_quotes_the_upstream_message(bench, mock):
 
 
 async def test_full_replicas_refuse_at_once_and_say_when_to_come_back(bench, mock):
-    bench.pool("main", mock, max_outstanding=1)
+    bench.pool("main", mock, max_outstanding=1, max_queued=0)
     first = await bench.open("mock,interval_ms=1000")
     with pytest.raises(NoBackend) as caught:
         await bench.open()

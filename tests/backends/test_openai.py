@@ -198,7 +198,7 @@ async def test_compression_that_nobody_asked_for_is_an_error(bench, serve, strea
 
 
 async def test_an_error_whose_body_never_comes_is_still_an_error(bench, serve, monkeypatch):
-    monkeypatch.setattr("backends.dispatch.ERROR_BODY_S", 0.1)
+    monkeypatch.setattr("backends.attempting.ERROR_BODY_S", 0.1)
 
     async def handle(reader, writer):
         await reader.readuntil(b"\r\n\r\n")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Collection
 
 import pytest
 
 from backends.attempt import AttemptFailed
+from backends.breaker import FAILURES_TO_OPEN, State
 from backends.dispatch import NoBackend, StreamCut
-from backends.pool import FAILURES_TO_COOL, Pool, State
+from backends.pool import Pool, Replica
 
 URLS = ["http://127.0.0.1:1/v1", "http://127.0.0.1:2/v1", "http://127.0.0.1:3/v1"]
 
@@ -18,12 +20,20 @@ URLS = ["http://127.0.0.1:1/v1", "http://127.0.0.1:2/v1", "http://127.0.0.1:3/v1
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cool-downs and probes of tenths of a second."""
-    monkeypatch.setattr("backends.pool.COOL_FIRST_S", 0.2)
+    monkeypatch.setattr("backends.breaker.COOL_FIRST_S", 0.2)
     monkeypatch.setattr("backends.pool.PROBE_EVERY_S", 0.05)
 
 
 def states(pool: Pool) -> list[State]:
     return [replica.state for replica in pool.snapshot()]
+
+
+def pick(pool: Pool, tried: Collection[Replica] = ()) -> Replica | None:
+    """The replica that a request would go to now."""
+    replica = pool.acquire(tried)
+    if replica is not None:
+        pool.release(replica)
+    return replica
 
 
 def broken(kind: str = "upstream_error", **options: object) -> AttemptFailed:
@@ -38,7 +48,7 @@ async def test_the_replica_with_the_fewest_requests_is_chosen(client):
     taken = [pool.acquire() for _ in range(15)]
     assert [replica.outstanding for replica in pool.replicas] == [5, 5, 5]
     assert pool.acquire() is None
-    assert not pool.available()
+    assert pool.rank() == 1
     pool.release(pool.replicas[1])
     assert pool.acquire() is pool.replicas[1]
     for replica in taken:
@@ -48,15 +58,17 @@ async def test_the_replica_with_the_fewest_requests_is_chosen(client):
 
 async def test_ties_are_broken_at_random(client):
     pool = Pool("p", URLS, client=client)
-    assert {pool.best().base_url for _ in range(200)} == set(URLS)
+    assert {pick(pool).base_url for _ in range(200)} == set(URLS)
 
 
 async def test_tried_replicas_come_last(client):
     pool = Pool("p", URLS, client=client)
     tried = pool.replicas[:2]
     for _ in range(50):
-        assert pool.best(tried) is pool.replicas[2]
-    assert pool.best(pool.replicas) in pool.replicas
+        assert pick(pool, tried) is pool.replicas[2]
+    assert pool.fresh(tried)
+    assert pick(pool, pool.replicas) in pool.replicas
+    assert not pool.fresh(pool.replicas)
 
 
 @pytest.mark.parametrize(
@@ -83,18 +95,18 @@ def test_bad_configuration_is_refused(urls, options, message):
 async def test_failures_in_a_row_cool_a_replica_down(client):
     pool = Pool("p", URLS, client=client)
     ill = pool.replicas[0]
-    for _ in range(FAILURES_TO_COOL - 1):
+    for _ in range(FAILURES_TO_OPEN - 1):
         pool.failed(ill, broken())
     assert states(pool) == ["healthy"] * 3
     pool.succeeded(ill)
-    for _ in range(FAILURES_TO_COOL - 1):
+    for _ in range(FAILURES_TO_OPEN - 1):
         pool.failed(ill, broken())
     assert states(pool) == ["healthy"] * 3
     pool.failed(ill, broken())
     assert states(pool) == ["cooling", "healthy", "healthy"]
     assert pool.snapshot()[0].back_in_s > 0.5
     assert pool.snapshot()[0].last_error == "broken"
-    assert all(pool.best() is not ill for _ in range(50))
+    assert all(pick(pool) is not ill for _ in range(50))
     await pool.aclose()
 
 
@@ -109,21 +121,21 @@ async def test_a_crowd_that_fails_together_counts_once(client):
     pool = Pool("p", URLS, client=client)
     for _ in range(64):
         pool.failed(pool.replicas[0], broken())
-    assert pool.replicas[0].cool_downs == 1
+    assert pool.replicas[0].breaker.cool_downs == 1
     assert pool.snapshot()[0].back_in_s < 2
     assert pool.snapshot()[0].failures_total == 64
     await pool.aclose()
 
 
 async def test_cool_downs_grow_and_never_get_shorter(client, mock, monkeypatch, eventually):
-    monkeypatch.setattr("backends.pool.COOL_FIRST_S", 0.1)
+    monkeypatch.setattr("backends.breaker.COOL_FIRST_S", 0.1)
     pool = Pool("p", [mock.base_url], client=client)
     ill, pauses = pool.replicas[0], []
     for _ in range(3):
-        for _ in range(FAILURES_TO_COOL):
+        for _ in range(FAILURES_TO_OPEN):
             pool.failed(ill, broken())
-        pauses.append(ill.cooled_until - time.monotonic())
-        await eventually(lambda: ill.state(time.monotonic()) == "trial")
+        pauses.append(ill.breaker.cooled_until - time.monotonic())
+        await eventually(lambda: ill.breaker.state(time.monotonic()) == "trial")
     assert 0.07 < pauses[0] < 0.13 < pauses[1] < 0.25 < pauses[2] < 0.5
     await pool.aclose()
 
@@ -131,7 +143,7 @@ async def test_cool_downs_grow_and_never_get_shorter(client, mock, monkeypatch, 
 async def test_after_a_cool_down_one_request_goes_first(client, mock, second, fast, eventually):
     pool = Pool("p", [mock.base_url, second.base_url], client=client)
     ill = pool.replicas[0]
-    for _ in range(FAILURES_TO_COOL):
+    for _ in range(FAILURES_TO_OPEN):
         pool.failed(ill, broken())
     await eventually(lambda: states(pool)[0] == "trial")
     taken = [pool.acquire() for _ in range(10)]
@@ -160,19 +172,45 @@ async def test_rate_limits_rest_a_replica_without_blaming_it(client):
     assert pool.snapshot()[1].back_in_s <= 60
 
 
-async def test_if_all_are_out_the_first_to_return_is_tried(client):
+async def test_a_rest_is_kept_to_even_if_all_rest(client):
     pool = Pool("p", URLS, client=client)
     for number, replica in enumerate(pool.replicas):
         pool.failed(replica, broken("rate_limited", retry_after=[9, 3, 6][number]))
-    assert not pool.available()
+    assert pool.rank() == 2
+    assert pool.acquire() is None
+    assert 2 < pool.rest_s() <= 3
+    assert 2 < pool.back_in_s() <= 3
+
+
+async def test_if_all_are_down_one_request_at_a_time_is_let_through(client):
+    pool = Pool("p", URLS[:2], client=client)
+    for replica in pool.replicas:
+        pool.failed(replica, broken("connect"))
+    pool.replicas[0].breaker.cooled_until += 5
+    assert states(pool) == ["cooling", "cooling"]
+    assert pool.acquire() is pool.replicas[1]  # the one that would return first
+    assert pool.acquire() is pool.replicas[0]
+    assert pool.acquire() is None
+    pool.succeeded(pool.replicas[1])
+    assert states(pool) == ["cooling", "healthy"]
     assert pool.acquire() is pool.replicas[1]
+    await pool.aclose()
+
+
+async def test_a_replica_that_is_down_is_not_tried_because_the_others_are_full(client):
+    pool = Pool("p", URLS[:2], client=client, max_outstanding=1)
+    pool.failed(pool.replicas[0], broken("connect"))
+    assert pool.acquire() is pool.replicas[1]
+    assert pool.acquire() is None
+    assert pool.rank() == 1
+    await pool.aclose()
 
 
 # Active health.
 
 
 async def test_a_replica_that_was_down_returns_when_it_answers(bench, mock, fast, monkeypatch, eventually):
-    monkeypatch.setattr("backends.pool.COOL_FIRST_S", 60.0)  # only the probe can bring it back in time
+    monkeypatch.setattr("backends.breaker.COOL_FIRST_S", 60.0)  # only the probe can bring it back in time
     pool = bench.pool("main", mock, attempts=1)
     port = mock.port
     await mock.stop()
@@ -197,11 +235,11 @@ async def test_a_replica_that_is_not_ready_stays_out(bench, mock, fast, eventual
 
 
 async def test_a_replica_that_answers_probes_but_fails_requests_serves_its_time(bench, mock, monkeypatch, eventually):
-    monkeypatch.setattr("backends.pool.COOL_FIRST_S", 0.5)
+    monkeypatch.setattr("backends.breaker.COOL_FIRST_S", 0.5)
     monkeypatch.setattr("backends.pool.PROBE_EVERY_S", 0.05)
     pool = bench.pool("main", mock)
     began = time.monotonic()
-    for _ in range(FAILURES_TO_COOL):
+    for _ in range(FAILURES_TO_OPEN):
         pool.failed(pool.replicas[0], broken())
     await eventually(lambda: states(pool) == ["trial"])
     assert time.monotonic() - began > 0.35
@@ -262,6 +300,6 @@ async def test_cut_streams_count_against_a_replica(bench, mock, second):
         with contextlib.suppress(StreamCut):
             async for _ in answer.events:
                 pass
-    assert states(pool) == ["cooling", "healthy"]
-    assert mock.requests == FAILURES_TO_COOL
-    assert second.requests == 40 - FAILURES_TO_COOL
+    assert 1 <= mock.requests <= FAILURES_TO_OPEN
+    assert pool.snapshot()[0].failures_total == mock.requests
+    assert second.requests == 40 - mock.requests
