@@ -38,6 +38,7 @@ _EXTRA_MODULES = {
     "cache": ("torch", "sentence_transformers", "faiss"),
     "engine": ("torch", "gguf", "tokenizers"),
     "postgres": ("asyncpg",),
+    "redis": ("redis", "hiredis"),
     "otlp": ("opentelemetry.exporter.otlp.proto.http",),
 }
 
@@ -105,6 +106,8 @@ def _extras(settings: Settings) -> Iterator[Finding]:
         needed["engine"] = "engines"
     if database.startswith("postgresql"):
         needed["postgres"] = "storage.database_url"
+    if settings.storage.redis_url:
+        needed["redis"] = "storage.redis_url"
     if settings.telemetry.otlp_endpoint:
         needed["otlp"] = "telemetry.otlp_endpoint"
     for extra, key in needed.items():

@@ -162,6 +162,21 @@ class LimitSettings(Strict):
     parallel: int | None = Field(None, ge=1)
 
 
+class WhenRedisIsDown(Strict):
+    """What a gateway does with limits that it shares through Redis while Redis is away.
+
+    `local_share`: go on with its part of each limit, and of what was left of each budget. `refuse`: refuse requests
+    that have such a limit.
+    """
+
+    rates: Literal["local_share", "refuse"] = "local_share"
+    budgets: Literal["local_share", "refuse"] = "local_share"
+
+
+class SharedLimitSettings(Strict):
+    when_redis_is_down: WhenRedisIsDown = WhenRedisIsDown()
+
+
 class Settings(Strict):
     """The whole file."""
 
@@ -175,6 +190,7 @@ class Settings(Strict):
     cache: CacheSettings = CacheSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     default_limits: LimitSettings = LimitSettings()
+    limits: SharedLimitSettings = SharedLimitSettings()
     hold_ttl_seconds: float = Field(900.0, gt=0, description="A hold nobody settled is reclaimed after this long.")
 
     def tier_models(self, tier: str) -> list[str]:
@@ -236,9 +252,6 @@ def _conflicts(settings: Settings, document: Document) -> Iterator[Problem]:
         if backend.engine and backend.engine not in settings.engines:
             text = f"engine '{backend.engine}' of backend '{name}' is not in 'engines'."
             yield document.problem(("backends", name, "engine"), text, _close(backend.engine, settings.engines))
-    if settings.storage.redis_url:
-        text = "limits and holds shared through Redis are not supported yet: remove the key and run one gateway."
-        yield document.problem(("storage", "redis_url"), text)
     if settings.server.workers > 1 and not settings.storage.redis_url:
         text = "more than one worker needs storage.redis_url: they share limits and holds through Redis."
         yield document.problem(("server", "workers"), text)

@@ -69,6 +69,16 @@ class MemoryLimiter:
         except Refused as refused:
             refused.standing = standing(taken, now)
             raise
+        return self._take(admission, taken, now)
+
+    def restore(self, admission: Admission) -> None:
+        """Count a request that runs already, whatever the limits say. Nothing happens when it is counted."""
+        now = self._clock()
+        self._reclaim(now)
+        if admission.hold_id not in self._holds:
+            self._take(admission, [(scope, self._counters(scope.id)) for scope in admission.scopes], now)
+
+    def _take(self, admission: Admission, taken: list[tuple[Scope, Counters]], now: float) -> Grant:
         for scope, counters in taken:
             counters.requests.used += scope.requests_per_minute is not None
             counters.tokens.used += admission.tokens if scope.tokens_per_minute is not None else 0
@@ -134,7 +144,7 @@ class MemoryLimiter:
         self._reclaim(self._clock())
         return budget_used([(scope, self._counters(scope.id)) for scope in scopes])
 
-    def balance(self, scope_id: str) -> tuple[int, int]:
+    async def balance(self, scope_id: str) -> tuple[int, int]:
         """What a scope has settled and what is held, this month, in nano-dollars."""
         self._reclaim(self._clock())
         counters = self._counters(scope_id)

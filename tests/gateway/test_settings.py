@@ -54,7 +54,7 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
         ("{engine: tiny}", "{base_urls: ['ftp://a']}", 7, "starts with http:// or https://", None),
         ("  tiny:\n    tier", "  auto:\n    tier", 3, "'auto' lets the policy choose", None),
         ("version: 1", "version: 1\nserver: {workers: 4}", 2, "needs storage.redis_url", None),
-        ("version: 1", "version: 1\nstorage: {redis_url: 'redis://a'}", 2, "not supported yet", None),
+        ("version: 1", "version: 1\nstorage: {redis_url: 'http://a'}", 2, "'storage.redis_url'", None),
         ("version: 1", "version: 1\nversion: 1", 2, "stands twice", None),
         ("version: 1", "version: [", 3, "not valid YAML", None),
     ],

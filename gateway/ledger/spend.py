@@ -1,0 +1,82 @@
+"""What limits and budgets ask of the ledger: the month's sums by scope, and what single requests used.
+
+The sums can leave out requests that are counted elsewhere: those from an id on, and some before it by name.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.ledger.database import Database
+from gateway.ledger.schema import ledger
+
+SCOPES: Final = {
+    "key": "key_id",
+    "project": "project_id",
+    "team": "team_id",
+    "organisation": "organisation_id",
+    "policy": "policy",
+}
+# Ids per statement; databases take only so many parameters.
+_CHUNK: Final = 500
+
+
+async def month_spend(
+    database: Database, month: int, *, before: str | None = None, without: Collection[str] = ()
+) -> dict[str, int]:
+    """Nano-dollars spent in a UTC calendar month, by scope: `key:ID`, `team:ID`, …, `policy:NAME`.
+
+    month: year * 12 + month - 1. before: only requests with ids smaller than this. without: nor these.
+    """
+    span = [ledger.c.ts_ms >= _start_ms(month), ledger.c.ts_ms < _start_ms(month + 1)]
+    spent: Counter[str] = Counter()
+    async with database.read() as connection:
+        # Request ids all have one form, but PostgreSQL's usual collations would look at their hyphens last.
+        request_id = ledger.c.request_id.collate("C") if database.dialect == "postgresql" else ledger.c.request_id
+        wanted = span if before is None else [*span, request_id < before]
+        await _add(connection, spent, 1, wanted)
+        for ids in _chunks(list(without)):
+            await _add(connection, spent, -1, [*wanted, ledger.c.request_id.in_(ids)])
+    return dict(spent)
+
+
+async def _add(
+    connection: AsyncConnection, spent: Counter[str], sign: int, where: Sequence[ColumnElement[bool]]
+) -> None:
+    """One scan for all kinds of scope: there are few combinations, and many rows."""
+    columns = [ledger.c[column] for column in SCOPES.values()]
+    statement = select(*columns, func.sum(ledger.c.cost_nanousd)).where(*where).group_by(*columns)
+    for *names, total in await connection.execute(statement):
+        for scope, name in zip(SCOPES, names, strict=True):
+            if name:
+                spent[f"{scope}:{name}"] += sign * int(total)
+
+
+async def used_by(database: Database, request_ids: Collection[str]) -> dict[str, tuple[int, int]]:
+    """Tokens and nano-dollars of each of these requests that has rows, over all its attempts."""
+    tokens = func.sum(ledger.c.input_tokens + ledger.c.output_tokens)
+    used: dict[str, tuple[int, int]] = {}
+    async with database.read() as connection:
+        for ids in _chunks(list(request_ids)):
+            statement = select(ledger.c.request_id, tokens, func.sum(ledger.c.cost_nanousd))
+            found: Any = await connection.execute(
+                statement.where(ledger.c.request_id.in_(ids)).group_by(ledger.c.request_id)
+            )
+            used.update({request_id: (int(count), int(cost)) for request_id, count, cost in found})
+    return used
+
+
+def _start_ms(month: int) -> int:
+    year, number = divmod(month, 12)
+    return int(datetime(year, number + 1, 1, tzinfo=UTC).timestamp() * 1000)
+
+
+def _chunks(ids: list[str]) -> Iterator[list[str]]:
+    for start in range(0, len(ids), _CHUNK):
+        yield ids[start : start + _CHUNK]
