@@ -27,9 +27,9 @@ INLINE void rms_norm(const norm_args *a, long first, long last, int type) {
         const char *from = (const char *)a->x + row * row_bytes;
         float *sum_row = a->residual ? a->residual + row * n : 0;
         char *to = (char *)a->out + row * row_bytes;
-        f32x16 squares = {0};
+        f32v squares = {0};
         for (long i = 0; i < n; i += LANES) {
-            f32x16 v = load(from, i, type);
+            f32v v = load(from, i, type);
             if (sum_row) {
                 v += load(sum_row, i, F32);
                 store(sum_row, i, v, F32);
@@ -38,7 +38,7 @@ INLINE void rms_norm(const norm_args *a, long first, long last, int type) {
         }
         float scale = 1.0f / sqrtf(sum_lanes(squares) / (float)n + a->eps);
         for (long i = 0; i < n; i += LANES) {
-            f32x16 v = sum_row ? load(sum_row, i, F32) : load(from, i, type);
+            f32v v = sum_row ? load(sum_row, i, F32) : load(from, i, type);
             store(to, i, v * scale * load(a->weight, i, F32), type);
         }
     }
@@ -65,8 +65,8 @@ INLINE void rotate(const rotary_args *a, long first, long last, int type) {
         for (long h = 0; h < a->heads; h++) {
             long at = t * a->token_stride + h * a->head_dim;
             for (long i = 0; i < half; i += LANES) {
-                f32x16 x = load(a->x, at + i, type), y = load(a->x, at + half + i, type);
-                f32x16 c = load(cosines, i, F32), s = load(sines, i, F32);
+                f32v x = load(a->x, at + i, type), y = load(a->x, at + half + i, type);
+                f32v c = load(cosines, i, F32), s = load(sines, i, F32);
                 store(a->x, at + i, x * c - y * s, type);
                 store(a->x, at + half + i, y * c + x * s, type);
             }
@@ -92,8 +92,8 @@ INLINE void silu_mul(const silu_args *a, long first, long last, int type) {
     for (long row = first; row < last; row++) {
         long gates = row * 2 * a->n, ups = gates + a->n, to = row * a->n;
         for (long i = 0; i < a->n; i += LANES) {
-            f32x16 gate = load(a->gate_up, gates + i, type), up = load(a->gate_up, ups + i, type);
-            store(a->out, to + i, gate / (1.0f + exp16(-gate)) * up, type);
+            f32v gate = load(a->gate_up, gates + i, type), up = load(a->gate_up, ups + i, type);
+            store(a->out, to + i, gate / (1.0f + exp_lanes(-gate)) * up, type);
         }
     }
 }

@@ -1,6 +1,7 @@
 /* Vectors, element types and exp for the CPU kernels, in GCC/Clang vector extensions: one source for AVX-512, AVX2 and
- * NEON, the compiler splits a 16-wide vector where the machine's are narrower. Counts are in elements unless they say
- * bytes; all row lengths handed to the kernels are multiples of 16.
+ * NEON. A vector is as wide as the machine's registers (compilers keep wider ones in memory) unless a file that needs
+ * another width defines LANES. Counts are in elements unless they say bytes; all row lengths handed to the kernels are
+ * multiples of 16.
  */
 #ifndef TIERLINE_CPU_COMMON_H
 #define TIERLINE_CPU_COMMON_H
@@ -12,28 +13,35 @@
 #define INLINE static inline __attribute__((always_inline))
 /* For code that is large and shared by many specialised copies of its callers. */
 #define NOT_INLINE static __attribute__((noinline))
-#define LANES 16
 
-typedef float f32x16 __attribute__((vector_size(64)));
-typedef int32_t i32x16 __attribute__((vector_size(64)));
-typedef uint32_t u32x16 __attribute__((vector_size(64)));
-typedef uint16_t u16x16 __attribute__((vector_size(32)));
-typedef int16_t i16x16 __attribute__((vector_size(32)));
-typedef int8_t i8x16 __attribute__((vector_size(16)));
+#ifndef LANES
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+#endif
+
+typedef float f32v __attribute__((vector_size(4 * LANES)));
+typedef int32_t i32v __attribute__((vector_size(4 * LANES)));
+typedef uint32_t u32v __attribute__((vector_size(4 * LANES)));
+typedef uint16_t u16v __attribute__((vector_size(2 * LANES)));
 
 /* Element types, as the Python side numbers them. Constant at every call, so that branches on them vanish. */
 enum { F32 = 0, BF16 = 1 };
 
 INLINE long element_bytes(int type) { return type == BF16 ? 2 : 4; }
 
-INLINE f32x16 splat(float value) { return value - (f32x16){0}; }
+INLINE f32v splat(float value) { return value - (f32v){0}; }
 
-INLINE f32x16 load(const void *base, long index, int type) {
-    f32x16 out;
+INLINE f32v load(const void *base, long index, int type) {
+    f32v out;
     if (type == BF16) {
-        u16x16 half;
+        u16v half;
         memcpy(&half, (const uint16_t *)base + index, sizeof half);
-        u32x16 wide = __builtin_convertvector(half, u32x16) << 16;
+        u32v wide = __builtin_convertvector(half, u32v) << 16;
         memcpy(&out, &wide, sizeof out);
     } else {
         memcpy(&out, (const float *)base + index, sizeof out);
@@ -42,14 +50,14 @@ INLINE f32x16 load(const void *base, long index, int type) {
 }
 
 /* bfloat16 by round to nearest even; a NaN stays one (rounding its bits up could turn it into a number). */
-INLINE void store(void *base, long index, f32x16 value, int type) {
+INLINE void store(void *base, long index, f32v value, int type) {
     if (type == BF16) {
-        u32x16 bits;
+        u32v bits;
         memcpy(&bits, &value, sizeof bits);
-        u32x16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-        u32x16 is_nan = (u32x16)((bits & 0x7fffffff) > 0x7f800000);
+        u32v rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+        u32v is_nan = (u32v)((bits & 0x7fffffff) > 0x7f800000);
         rounded = (is_nan & 0x7fc0) | (~is_nan & rounded);
-        u16x16 half = __builtin_convertvector(rounded, u16x16);
+        u16v half = __builtin_convertvector(rounded, u16v);
         memcpy((uint16_t *)base + index, &half, sizeof half);
     } else {
         memcpy((float *)base + index, &value, sizeof value);
@@ -67,7 +75,7 @@ INLINE void store_one(void *base, long index, float value, int type) {
     }
 }
 
-INLINE float sum_lanes(f32x16 v) {
+INLINE float sum_lanes(f32v v) {
     float lanes[LANES];
     memcpy(lanes, &v, sizeof lanes);
     for (int half = LANES / 2; half; half /= 2)
@@ -76,8 +84,8 @@ INLINE float sum_lanes(f32x16 v) {
 }
 
 /* The larger of each pair of lanes; a NaN on either side wins, so that a row with one becomes NaN, as it must. */
-INLINE f32x16 max_lanes(f32x16 best, f32x16 v) {
-    i32x16 take = (v > best) | (v != v), bits, other;
+INLINE f32v max_lanes(f32v best, f32v v) {
+    i32v take = (v > best) | (v != v), bits, other;
     memcpy(&bits, &v, sizeof bits);
     memcpy(&other, &best, sizeof other);
     bits = (take & bits) | (~take & other);
@@ -85,56 +93,48 @@ INLINE f32x16 max_lanes(f32x16 best, f32x16 v) {
     return v;
 }
 
-INLINE f32x16 magnitude(f32x16 v) {
-    u32x16 bits;
-    memcpy(&bits, &v, sizeof bits);
-    bits &= 0x7fffffff;
-    memcpy(&v, &bits, sizeof v);
-    return v;
-}
-
 /* Adding 1.5 * 2^23 to a number below 2^22 in magnitude rounds it to an integer, to nearest even. */
 #define ROUNDING 12582912.0f
 
-INLINE i32x16 to_nearest(f32x16 v) { return __builtin_convertvector((v + ROUNDING) - ROUNDING, i32x16); }
+INLINE i32v to_nearest(f32v v) { return __builtin_convertvector((v + ROUNDING) - ROUNDING, i32v); }
 
 /* exp(x) = 2^n * e^r with n = round(x / ln 2), |r| <= ln(2) / 2 and a degree-6 Taylor polynomial (error < 2e-7).
  * x below -87 gives 0 or a subnormal, above 88 infinity; NaN stays NaN. */
-INLINE f32x16 exp16(f32x16 x) {
-    i32x16 is_nan = x != x;
-    i32x16 low = x < -104.0f, high = x > 88.72f;
-    f32x16 clamped = x;
-    i32x16 bits, fixed;
+INLINE f32v exp_lanes(f32v x) {
+    i32v is_nan = x != x;
+    i32v low = x < -104.0f, high = x > 88.72f;
+    f32v clamped = x;
+    i32v bits, fixed;
     memcpy(&bits, &clamped, sizeof bits);
-    f32x16 lo = splat(-104.0f), hi = splat(88.72f);
+    f32v lo = splat(-104.0f), hi = splat(88.72f);
     memcpy(&fixed, &lo, sizeof fixed);
     bits = (low & fixed) | (~low & bits);
     memcpy(&fixed, &hi, sizeof fixed);
     bits = (high & fixed) | (~high & bits);
     bits = ~is_nan & bits;
     memcpy(&clamped, &bits, sizeof clamped);
-    f32x16 n = (clamped * 1.44269504088896f + ROUNDING) - ROUNDING;
-    f32x16 r = clamped - n * 0.693359375f + n * 2.12194440e-4f;
-    f32x16 p = r * (1.0f / 720) + (1.0f / 120);
+    f32v n = (clamped * 1.44269504088896f + ROUNDING) - ROUNDING;
+    f32v r = clamped - n * 0.693359375f + n * 2.12194440e-4f;
+    f32v p = r * (1.0f / 720) + (1.0f / 120);
     p = p * r + (1.0f / 24);
     p = p * r + (1.0f / 6);
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
     /* 2^n in two factors, so that neither leaves the exponent's range. */
-    i32x16 exponent = __builtin_convertvector(n, i32x16);
-    i32x16 first = exponent >> 1, second = exponent - first;
-    i32x16 scale_bits = (first + 127) << 23;
-    f32x16 scale;
+    i32v exponent = __builtin_convertvector(n, i32v);
+    i32v first = exponent >> 1, second = exponent - first;
+    i32v scale_bits = (first + 127) << 23;
+    f32v scale;
     memcpy(&scale, &scale_bits, sizeof scale);
     p *= scale;
     scale_bits = (second + 127) << 23;
     memcpy(&scale, &scale_bits, sizeof scale);
     p *= scale;
     memcpy(&bits, &p, sizeof bits);
-    i32x16 nan_bits, inf_bits;
+    i32v nan_bits, inf_bits;
     memcpy(&nan_bits, &x, sizeof nan_bits);
-    f32x16 infinity = splat(INFINITY);
+    f32v infinity = splat(INFINITY);
     memcpy(&inf_bits, &infinity, sizeof inf_bits);
     bits = (high & inf_bits) | (~high & bits);
     bits = (is_nan & nan_bits) | (~is_nan & bits);

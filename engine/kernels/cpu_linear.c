@@ -13,6 +13,7 @@
  * block after block, whatever the number of rows: a row's result does not depend on the others. Without the instruction
  * for byte products, AVX2's for pairs of 16-bit integers multiplies the whole x; elsewhere floats do. All give the same.
  */
+#define LANES 16 /* the rows of a tile */
 #include "cpu_common.h"
 #include "cpu_pool.h"
 
@@ -38,6 +39,9 @@
 #define CACHED_BYTES (128 << 10)
 #define UNROLL _Pragma("GCC unroll 16")
 
+typedef int16_t i16v __attribute__((vector_size(2 * LANES)));
+typedef int8_t i8v __attribute__((vector_size(LANES)));
+
 /* One block of a row of x, and what turns sums of products back into floats. */
 typedef struct {
 #if USE_VNNI
@@ -51,15 +55,15 @@ typedef struct {
 } x_block;
 
 #if USE_VNNI
-INLINE uint32_t largest_lane(u32x16 v) { return _mm512_reduce_max_epu32((__m512i)v); }
-INLINE int32_t add_lanes(i32x16 v) { return _mm512_reduce_add_epi32((__m512i)v); }
+INLINE uint32_t largest_lane(u32v v) { return _mm512_reduce_max_epu32((__m512i)v); }
+INLINE int32_t add_lanes(i32v v) { return _mm512_reduce_add_epi32((__m512i)v); }
 #else
-INLINE uint32_t largest_lane(u32x16 v) {
+INLINE uint32_t largest_lane(u32v v) {
     uint32_t largest = 0;
     for (int i = 0; i < LANES; i++) largest = v[i] > largest ? v[i] : largest;
     return largest;
 }
-INLINE int32_t add_lanes(i32x16 v) {
+INLINE int32_t add_lanes(i32v v) {
     int32_t sum = 0;
     for (int i = 0; i < LANES; i++) sum += v[i];
     return sum;
@@ -67,12 +71,12 @@ INLINE int32_t add_lanes(i32x16 v) {
 #endif
 
 INLINE void quantise(const void *x, long at, x_block *out, int type) {
-    f32x16 values[2] = {load(x, at, type), load(x, at + LANES, type)};
-    u32x16 bits[2];
+    f32v values[2] = {load(x, at, type), load(x, at + LANES, type)};
+    u32v bits[2];
     memcpy(bits, values, sizeof bits);
     bits[0] &= 0x7fffffff; /* magnitudes order as integers do, infinity and then NaN last */
     bits[1] &= 0x7fffffff;
-    u32x16 take = (u32x16)(bits[0] > bits[1]);
+    u32v take = (u32v)(bits[0] > bits[1]);
     uint32_t largest_bits = largest_lane((take & bits[0]) | (~take & bits[1]));
     float largest;
     memcpy(&largest, &largest_bits, sizeof largest);
@@ -82,20 +86,20 @@ INLINE void quantise(const void *x, long at, x_block *out, int type) {
         return;
     }
     float step = largest / 32512.0f, inverse = largest > 1e-30f ? 1.0f / step : 0.0f;
-    i32x16 sum = {0};
+    i32v sum = {0};
     for (int half = 0; half < 2; half++) {
-        i32x16 value = to_nearest(values[half] * inverse);
+        i32v value = to_nearest(values[half] * inverse);
 #if USE_VNNI
-        i32x16 high = (value + 128) >> 8;
-        i8x16 high8 = __builtin_convertvector(high, i8x16), low8 = __builtin_convertvector(value - high * 256, i8x16);
+        i32v high = (value + 128) >> 8;
+        i8v high8 = __builtin_convertvector(high, i8v), low8 = __builtin_convertvector(value - high * 256, i8v);
         memcpy(out->high + LANES * half, &high8, sizeof high8);
         memcpy(out->low + LANES * half, &low8, sizeof low8);
 #elif USE_AVX2
-        __m256i words = (__m256i)__builtin_convertvector(value, i16x16);
+        __m256i words = (__m256i)__builtin_convertvector(value, i16v);
         words = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xd8), 0xd8);
         memcpy(out->values + LANES * half, &words, sizeof words);
 #else
-        store(out->values, LANES * half, __builtin_convertvector(value, f32x16), F32);
+        store(out->values, LANES * half, __builtin_convertvector(value, f32v), F32);
 #endif
         sum += value;
     }
@@ -112,7 +116,7 @@ INLINE __m512i four_columns(const int8_t *x) {
 }
 
 INLINE void tile_sums(const uint8_t *w, const uint16_t *scales, const x_block *x, long blocks, int rows, int bits,
-                      f32x16 *sums) {
+                      f32v *sums) {
     const __m512i nibble = _mm512_set1_epi8(15);
     __m512 acc[GROUP];
     UNROLL for (int m = 0; m < rows; m++) acc[m] = _mm512_setzero_ps();
@@ -160,7 +164,7 @@ INLINE __m256i two_columns(const int16_t *x) {
 
 /* Weights as 16-bit words: a mask and shifts leave columns 0 and 2 of four in one vector, 1 and 3 in the next. */
 INLINE void tile_sums(const uint8_t *w, const uint16_t *scales, const x_block *x, long blocks, int rows, int bits,
-                      f32x16 *sums) {
+                      f32v *sums) {
     const __m256i mask = _mm256_set1_epi16(bits == 4 ? 15 : 255);
     __m256 acc[GROUP][2];
     UNROLL for (int m = 0; m < rows; m++) acc[m][0] = acc[m][1] = _mm256_setzero_ps();
@@ -204,15 +208,15 @@ INLINE void tile_sums(const uint8_t *w, const uint16_t *scales, const x_block *x
 }
 #else
 /* float16 to float32: the exponent is moved by a product, which is exact for subnormals too. */
-INLINE f32x16 from_halves(const uint16_t *halves) {
-    u16x16 h;
+INLINE f32v from_halves(const uint16_t *halves) {
+    u16v h;
     memcpy(&h, halves, sizeof h);
-    u32x16 wide = __builtin_convertvector(h, u32x16), bits = (wide & 0x7fff) << 13;
-    f32x16 value;
+    u32v wide = __builtin_convertvector(h, u32v), bits = (wide & 0x7fff) << 13;
+    f32v value;
     memcpy(&value, &bits, sizeof value);
     value *= 0x1p112f;
     memcpy(&bits, &value, sizeof bits);
-    u32x16 special = (u32x16)((wide & 0x7c00) == 0x7c00); /* infinity and NaN keep the largest exponent */
+    u32v special = (u32v)((wide & 0x7c00) == 0x7c00); /* infinity and NaN keep the largest exponent */
     bits |= (special & 0x7f800000) | (wide & 0x8000) << 16;
     memcpy(&value, &bits, sizeof value);
     return value;
@@ -232,8 +236,8 @@ typedef uint32_t uint_part __attribute__((vector_size(4 * PART)));
 /* The same sums without the byte-product instruction, on floats that hold integers: exact up to 2^24, which four-bit
  * weights stay below; eight-bit ones round as any float32 sum does. */
 INLINE void tile_sums(const uint8_t *w, const uint16_t *scales, const x_block *x, long blocks, int rows, int bits,
-                      f32x16 *sums) {
-    for (int m = 0; m < rows; m++) sums[m] = (f32x16){0};
+                      f32v *sums) {
+    for (int m = 0; m < rows; m++) sums[m] = (f32v){0};
     for (long b = 0; b < blocks; b++, w += 64 * bits, scales += 32, x += rows) {
         part u[BLOCK][PARTS];
         for (int j = 0; j < bits; j++) {
@@ -256,9 +260,9 @@ INLINE void tile_sums(const uint8_t *w, const uint16_t *scales, const x_block *x
                 UNROLL for (int p = 0; p < PARTS; p++) dots[m][p] += u[i][p] * x[m].values[i];
             }
         }
-        f32x16 scale = from_halves(scales), minimum = from_halves(scales + 16);
+        f32v scale = from_halves(scales), minimum = from_halves(scales + 16);
         for (int m = 0; m < rows; m++) {
-            f32x16 dot;
+            f32v dot;
             memcpy(&dot, dots[m], sizeof dot);
             sums[m] += dot * (scale * x[m].step) + minimum * x[m].sum;
         }
@@ -268,7 +272,7 @@ INLINE void tile_sums(const uint8_t *w, const uint16_t *scales, const x_block *x
 
 #define SUMS(rows, bits)                                                                                               \
     static void sums_##bits##_##rows(const uint8_t *w, const uint16_t *scales, const x_block *x, long blocks,          \
-                                     f32x16 *sums) {                                                                   \
+                                     f32v *sums) {                                                                   \
         tile_sums(w, scales, x, blocks, rows, bits, sums);                                                             \
     }
 #define FOR_ALL_ROWS(make, bits) make(1, bits) make(2, bits) make(3, bits) make(4, bits) VNNI_ROWS(make, bits)
@@ -280,7 +284,7 @@ INLINE void tile_sums(const uint8_t *w, const uint16_t *scales, const x_block *x
 FOR_ALL_ROWS(SUMS, 4)
 FOR_ALL_ROWS(SUMS, 8)
 
-typedef void (*sums_function)(const uint8_t *w, const uint16_t *scales, const x_block *x, long blocks, f32x16 *sums);
+typedef void (*sums_function)(const uint8_t *w, const uint16_t *scales, const x_block *x, long blocks, f32v *sums);
 #define NAME(rows, bits) sums_##bits##_##rows,
 static const sums_function SUMS_OF[2][GROUP] = {{FOR_ALL_ROWS(NAME, 4)}, {FOR_ALL_ROWS(NAME, 8)}};
 
@@ -307,7 +311,7 @@ INLINE void quantise_blocks(const linear_args *a, long first, long last, int typ
 /* 16 outputs, or what is left of them, for the rows of x from `first` on. */
 static void multiply_tile(const linear_args *a, long tile, long first) {
     long rows = smaller(GROUP, a->m - first), outputs = smaller(LANES, a->n - tile * LANES);
-    f32x16 sums[GROUP], bias = {0};
+    f32v sums[GROUP], bias = {0};
     SUMS_OF[a->bits == 8][rows - 1](a->w + tile * a->blocks * 64 * a->bits, a->scales + tile * a->blocks * 32,
                                     a->scratch + first * a->blocks, a->blocks, sums);
     if (a->bias) memcpy(&bias, a->bias + tile * LANES, outputs * sizeof(float));

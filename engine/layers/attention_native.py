@@ -14,7 +14,7 @@ import torch
 from engine.layers import native
 from engine.layers.attention import AttentionConfig, StepGeometry
 
-_CHUNK = 256  # keys per work item, CHUNK in cpu_attention.c
+_CHUNK = 128  # keys per work item, CHUNK in cpu_attention.c
 _MAX_HEAD_DIM = 256
 
 

@@ -206,7 +206,7 @@ def test_paged_attention(
 ) -> None:
     """Rows around page and chunk borders, pages shuffled and everything else poisoned, against gathering torch."""
     monkeypatch.setattr(native, "library", lambda: library)
-    kv_heads, lengths = 2, [1, 15, 16, 17, 255, 256, 257, 700]
+    kv_heads, lengths = 2, [1, 15, 16, 17, 127, 128, 129, 700]
     config = AttentionConfig(
         num_layers=1,
         num_heads=kv_heads * group,
