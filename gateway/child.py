@@ -12,6 +12,7 @@ import contextlib
 import os
 import re
 import signal
+import stat
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -87,7 +88,10 @@ def _now() -> str:
 
 
 class LogFile:
-    """A child's log: lines that bring no time get one (UTC); old parts are kept as `NAME.log.1` and up."""
+    """A child's log: lines that bring no time get one (UTC); old parts are kept as `NAME.log.1` and up.
+
+    A new part has the permissions of the one before, so that a reader who was let in stays so.
+    """
 
     def __init__(self, path: Path, max_bytes: int = _LOG_BYTES) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,8 +120,10 @@ class LogFile:
                 if older.exists():
                     older.replace(self.path.with_name(f"{self.path.name}.{number + 1}"))
             self.path.replace(self.path.with_name(f"{self.path.name}.1"))
+            mode = stat.S_IMODE(os.fstat(self._file.fileno()).st_mode)
             self._file.close()
             self._file = self.path.open("ab", buffering=0)
+            os.fchmod(self._file.fileno(), mode)
             self._size_bytes = 0
 
 

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -136,6 +137,8 @@ class Supervisor:
             state = {name: keeper.state() for name, keeper in self._keepers.items()}
             new = self._state_file.with_name(self._state_file.name + ".new")
             new.write_text(json.dumps({"pid": os.getpid(), "state": event.kind, "processes": state}, indent=2) + "\n")
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copymode(self._state_file, new)  # whoever was let in to read it stays so
             new.replace(self._state_file)
         self._report_to(event)
 

@@ -5,6 +5,7 @@ The weights come through the real puller into `var/models` of the checkout, once
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import json
@@ -13,6 +14,7 @@ import re
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -204,6 +206,17 @@ def _end_with_this_process() -> None:
     """In the child: end when the test process does, even if that crashes (prctl PR_SET_PDEATHSIG)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+def open_to_others(folder: Path) -> dict[str, str]:
+    """What in a folder anybody but its owner may do something with, the folder itself too, and its mode."""
+    found: dict[str, str] = {}
+    for path in (folder, *folder.rglob("*")):
+        with contextlib.suppress(FileNotFoundError):  # gone since: a file that was being renewed
+            mode = path.lstat().st_mode
+            if not stat.S_ISLNK(mode) and mode & 0o077:
+                found[str(path)] = oct(stat.S_IMODE(mode))
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,7 @@ class Command:
     panel: str
     default: str | None = None  # what a group does without a further word
     passes_arguments: bool = False  # everything after the word belongs to another program, its --help too
+    private: bool = True  # files that it makes are for their owner alone
 
 
 _RUN, _USE, _CHECK = "Run", "Use", "Look inside"
@@ -42,8 +43,8 @@ COMMANDS = (
         default="gateway.cli.run:cache",
     ),
     Command("models", "gateway.cli.models:app", "Pull and list models.", _USE),
-    Command("keys", "gateway.cli.keys:app", "Create, list and revoke API keys.", _USE),
-    Command("policy", "gateway.cli.policy:app", "Check and explain routing policies.", _USE),
+    Command("keys", "gateway.cli.keys:app", "Create, list, rotate and revoke API keys.", _USE),
+    Command("policy", "gateway.cli.policy:app", "Check and explain routing policies.", _USE, private=False),
     Command("cost", "gateway.cli.cost:app", "What was spent, by team, model, tier, day.", _USE),
     Command("tiers", "gateway.cli.tiers:app", "Evaluate the task and tier classifier.", _USE),
     Command("explain", "gateway.cli.explain:explain", "Why a request went where it went.", _CHECK),
@@ -72,6 +73,9 @@ def main() -> None:
     """Entry point of the console script."""
     # The shell's completion asks for words of any command.
     word = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), "")
+    if any(command.name == word and command.private for command in COMMANDS):
+        # Keys, ledger, answers, logs: whatever lands in the data folder, by us, a library or a process of ours.
+        os.umask(0o077)
     build(None if "_TIERLINE_COMPLETE" in os.environ else word)(prog_name="tierline")
 
 

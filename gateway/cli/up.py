@@ -1,7 +1,7 @@
 """`tierline up`: everything that one machine needs, with one command.
 
 Order: lock the data folder, pull what is missing, check the ports, create the first key, start the processes, say
-where it listens; then watch until Ctrl-C. The watching is in `gateway.supervisor`.
+where it listens; then watch until Ctrl-C. The watching is in `gateway.supervisor`, the words are in `events.py`.
 """
 
 from __future__ import annotations
@@ -9,16 +9,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shlex
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gateway.cli.common import ConfigOption, Exit, config_path, fail, settings_or_exit
+from gateway.cli.events import FirstKey, Words
 from gateway.cli.models import pull_with_bar
 from gateway.lock import AlreadyLocked, FileLock
 from gateway.models.catalog import CATALOG
@@ -27,8 +26,6 @@ from gateway.models.store import ModelStore
 from gateway.processes import CannotStart, autostarted, check_ports, listening_url, process_specs
 from gateway.settings import Settings
 from gateway.supervisor import Event, StartFailed, Supervisor
-
-Report = Callable[[Event], None]
 
 
 def up(
@@ -44,17 +41,18 @@ def up(
     A process that falls is started again. Ctrl-C or SIGTERM finishes the running requests (server.drain_seconds) and
     stops everything; a second one stops at once.
     """
+    _take_interrupts()
     settings = settings_or_exit(config)
     data_dir = settings.storage.data_dir
     url = listening_url(settings.server.host, settings.server.port)
-    report = _print_json if as_json else Words(settings, url).print
     try:
         with FileLock(data_dir / "run" / "up.lock", note=f"process {os.getpid()}, {url}"):
             models = _models(settings, config_path(config).parent)
             if not prepare_only:
                 check_ports(settings)
-            key_file = _first_key(settings)
+            first_key = _first_key(settings)
             if not prepare_only:
+                report = _print_json if as_json else Words(settings, url, first_key, config).print
                 specs = process_specs(settings, config_path(config), models)
                 supervisor = Supervisor(
                     specs, log_dir=data_dir / "log", report=report, state_file=data_dir / "run" / "up.json"
@@ -69,7 +67,10 @@ def up(
     except OSError as error:
         fail(f"cannot use {data_dir}: {error}")
     if prepare_only:
-        print(f"models and first key are in place ({key_file})", file=sys.stderr)
+        in_place = f"models are in place; the first key {first_key.problem}"
+        if first_key.token:
+            in_place = f"models and first key are in place ({first_key.path})"
+        print(in_place, file=sys.stderr)
 
 
 def _models(settings: Settings, base: Path) -> dict[str, Path]:
@@ -82,97 +83,52 @@ def _models(settings: Settings, base: Path) -> dict[str, Path]:
     return paths
 
 
-def _first_key(settings: Settings) -> Path:
-    """Create the first key unless the database has keys; returns the file that holds it.
+def _first_key(settings: Settings) -> FirstKey:
+    """Create the first key unless the database has keys, and see whether it still opens the door.
 
     Raises:
         CannotStart: the database or the server secret cannot be used.
     """
-    from gateway.access.keys import ensure_first_key
+    from gateway.access.keys import AuthenticationError, SecretMismatch, check_token, ensure_first_key, load_secret
     from gateway.access.secret import InvalidSecret
     from gateway.ledger.database import Database, DatabaseError
 
-    data_dir = settings.storage.data_dir
+    path = settings.storage.data_dir / "first-key"
 
-    async def create() -> None:
+    async def create() -> FirstKey:
         database = await Database.open(settings.database_url())
         try:
-            await ensure_first_key(database, data_dir / "first-key")
+            await ensure_first_key(database, path)
+            token = path.read_text().strip()
+            await check_token(database, load_secret(path.parent / "secret"), token)
+        except FileNotFoundError:
+            return FirstKey(path, None, f"is not kept any more: {path} is gone")
+        except AuthenticationError as error:
+            return FirstKey(path, None, f"works no more: {error}")
         finally:
             await database.close()
+        return FirstKey(path, token)
 
     try:
-        asyncio.run(create())
-    except (DatabaseError, InvalidSecret) as error:
+        return asyncio.run(create())
+    except (DatabaseError, InvalidSecret, SecretMismatch) as error:
         raise CannotStart(str(error)) from error
-    return data_dir / "first-key"
+
+
+def _take_interrupts() -> None:
+    """Let SIGINT end this command, however it was started: a script's `tierline up &` begins with SIGINT ignored."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 async def _supervise(supervisor: Supervisor) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # nohup means it: the end of the terminal is not ours
+        # nohup means it: the end of the terminal is not ours.
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
             loop.add_signal_handler(number, supervisor.request_stop)
     await supervisor.run()
 
 
 def _print_json(event: Event) -> None:
     print(json.dumps({"event": event.kind, "process": event.process, **(event.detail or {})}), flush=True)
-
-
-class Words:
-    """Events for a person at a terminal: one short line each, and what to do once everything is up."""
-
-    def __init__(self, settings: Settings, url: str) -> None:
-        self._settings = settings
-        self._url = url
-        self._width = 1 + max(len(name) for name in ("gateway", *(f"engine-{name}" for name in settings.engines)))
-
-    def print(self, event: Event) -> None:
-        detail = event.detail or {}
-        seconds = detail.get("seconds")
-        words = {
-            "starting": "starting",
-            "waiting": f"not ready after {seconds} s; it said: {detail.get('said') or 'nothing yet'}",
-            "ready": f"ready on {detail.get('address')} ({seconds} s)",
-            "exited": self._exited(detail),
-            "restarting": f"starting again in {seconds} s",
-            "stopping": f"stopping, at most {seconds} s; Ctrl-C again stops at once",
-            "killed": f"killed: it did not stop within {seconds} s",
-            "failed": f"cannot start: {detail.get('message')}",
-            "stopped": "stopped",
-            "up": self.up(),
-        }
-        name = event.process or "tierline"
-        line = words[event.kind] if event.kind == "up" else f"{name:<{self._width}} {words[event.kind]}"
-        print(line, file=sys.stderr if event.kind in ("exited", "failed") else sys.stdout, flush=True)
-
-    def _exited(self, detail: dict[str, object]) -> str:
-        tail = detail.get("tail")
-        last = "".join(f"\n    {line}" for line in tail[-5:]) if isinstance(tail, list) else ""
-        return f"ended with code {detail.get('code')}; the end of {_short(Path(str(detail.get('log'))))}:{last}"
-
-    def up(self) -> str:
-        """What to do now: the address, the first key and its file, and a line to paste."""
-        data_dir = self._settings.storage.data_dir
-        key_file = data_dir / "first-key"
-        question = '[{"role": "user", "content": "What is the capital of France?"}]'
-        body = f'{{"model": "auto", "temperature": 0, "messages": {question}}}'
-        lines = ["", f"Tierline is up: {self._url}/v1", ""]
-        if key_file.exists():
-            lines.append(f"  first key  {key_file.read_text().strip()}   (kept in {_short(key_file)})")
-        lines += [
-            f"  logs       {_short(data_dir / 'log')}",
-            "  stop       Ctrl-C",
-            "",
-            f"  curl {self._url}/v1/chat/completions \\",
-            f'    -H "Authorization: Bearer $(cat {shlex.quote(_short(key_file))})" \\',
-            f"    -H 'Content-Type: application/json' -d '{body}'",
-            "",
-        ]
-        return "\n".join(lines)
-
-
-def _short(path: Path) -> str:
-    """The path as it can be typed from here."""
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

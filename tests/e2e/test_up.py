@@ -13,9 +13,9 @@ from pathlib import Path
 import httpx
 import psutil
 
-from gateway.cli.up import Words
+from gateway.cli.events import FirstKey, Words
 from gateway.settings import load
-from tests.conftest import Stack, start_stack
+from tests.conftest import Stack, open_to_others, start_stack
 
 
 def ask(stack: Stack, question: str) -> httpx.Response:
@@ -33,12 +33,20 @@ def test_the_first_key_opens_the_door(tierline_stack: Stack) -> None:
 
 
 def test_the_printed_line_works_when_pasted(tierline_stack: Stack) -> None:
-    text = Words(load(tierline_stack.config), tierline_stack.base_url).up()
+    first_key = FirstKey(tierline_stack.data_dir / "first-key", tierline_stack.key)
+    text = Words(load(tierline_stack.config), tierline_stack.base_url, first_key).up()
     assert tierline_stack.key in text
     done = subprocess.run(
         ["bash", "-c", text[text.index("curl") :]], capture_output=True, text=True, timeout=60, check=True
     )
     assert "Paris" in json.loads(done.stdout)["choices"][0]["message"]["content"]
+
+
+def test_what_it_writes_is_its_owners_alone(tierline_stack: Stack) -> None:
+    assert ask(tierline_stack, "What is the capital of France?").status_code == 200
+    written = {path.name for path in tierline_stack.data_dir.rglob("*")}
+    assert {"answers.db", "cache.sock", "cache.log", "engine-smollm2-135m.log", "tierline.db", "journal"} <= written
+    assert open_to_others(tierline_stack.data_dir) == {}
 
 
 def test_a_second_start_on_the_same_data_names_the_first(tierline_stack: Stack) -> None:

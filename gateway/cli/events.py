@@ -1,0 +1,88 @@
+"""What `tierline up` says: a short line for each event, and what to do once everything is up."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from gateway.settings import Settings
+from gateway.supervisor import Event
+
+
+class FirstKey(NamedTuple):
+    """The file of the first key. `token` opens the door; where it is None, `problem` says why: `works no more: …`."""
+
+    path: Path
+    token: str | None
+    problem: str = ""
+
+
+class Words:
+    """Events for a person at a terminal. `config` is the platform file, where the command line named one."""
+
+    def __init__(self, settings: Settings, url: str, first_key: FirstKey, config: Path | None = None) -> None:
+        self._settings = settings
+        self._url = url
+        self._first_key = first_key
+        self._config = config
+        self._width = 1 + max(len(name) for name in ("gateway", *(f"engine-{name}" for name in settings.engines)))
+
+    def print(self, event: Event) -> None:
+        detail = event.detail or {}
+        seconds = detail.get("seconds")
+        words = {
+            "starting": "starting",
+            "waiting": f"not ready after {seconds} s; it said: {detail.get('said') or 'nothing yet'}",
+            "ready": f"ready on {detail.get('address')} ({seconds} s)",
+            "exited": self._exited(detail),
+            "restarting": f"starting again in {seconds} s",
+            "stopping": f"stopping, at most {seconds} s; Ctrl-C again stops at once",
+            "killed": f"killed: it did not stop within {seconds} s",
+            "failed": f"cannot start: {detail.get('message')}",
+            "stopped": "stopped",
+            "up": self.up(),
+        }
+        name = event.process or "tierline"
+        line = words[event.kind] if event.kind == "up" else f"{name:<{self._width}} {words[event.kind]}"
+        print(line, file=sys.stderr if event.kind in ("exited", "failed") else sys.stdout, flush=True)
+
+    def _exited(self, detail: dict[str, object]) -> str:
+        tail = detail.get("tail")
+        last = "".join(f"\n    {line}" for line in tail[-5:]) if isinstance(tail, list) else ""
+        return f"ended with code {detail.get('code')}; the end of {_short(Path(str(detail.get('log'))))}:{last}"
+
+    def up(self) -> str:
+        """What to do now: the address, the first key and its file, and a line to paste."""
+        token, path = self._first_key.token, _short(self._first_key.path)
+        question = '[{"role": "user", "content": "What is the capital of France?"}]'
+        body = f'{{"model": "auto", "temperature": 0, "messages": {question}}}'
+        if token:
+            key = [f"  first key  {token}   (kept in {path})"]
+        else:
+            key = [f"  first key  {self._first_key.problem}", f"             a new key: {self._new_key_command()}"]
+        bearer = f"$(cat {shlex.quote(path)})" if token else "YOUR_KEY"
+        lines = ["", f"Tierline is up: {self._url}/v1", "", *key]
+        lines += [
+            f"  logs       {_short(self._settings.storage.data_dir / 'log')}",
+            "  stop       Ctrl-C",
+            "",
+            f"  curl {self._url}/v1/chat/completions \\",
+            f'    -H "Authorization: Bearer {bearer}" \\',
+            f"    -H 'Content-Type: application/json' -d '{body}'",
+            "",
+        ]
+        return "\n".join(lines)
+
+    def _new_key_command(self) -> str:
+        """As it can be typed from here: after `make run` the command is in the environment, not on the path."""
+        program = "tierline" if shutil.which("tierline") else _short(Path(sys.executable).with_name("tierline"))
+        config = f" --config {shlex.quote(_short(self._config))}" if self._config else ""
+        return f"{program} keys create --name NAME{config}"
+
+
+def _short(path: Path) -> str:
+    """The path as it can be typed from here."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
