@@ -102,7 +102,14 @@ def _most(settings: Settings, name: str) -> int | None:
 
 def _candidate(settings: Settings, name: str) -> Candidate:
     model = settings.models[name]
-    return Candidate(model=name, tier=model.tier, backend=model.backend, upstream_model=model.upstream_model or name)
+    return Candidate(
+        model=name,
+        tier=model.tier,
+        backend=model.backend,
+        upstream_model=model.upstream_model or name,
+        context_length=model.context_length,
+        prefill="prefill" in model.capabilities,
+    )
 
 
 def _fallback(settings: Settings, decision: Decision, able: list[str], first: Candidate) -> str | None:

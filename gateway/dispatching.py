@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from backends.attempt import Call, NoBackend, UpstreamRefused
@@ -28,15 +29,16 @@ async def dispatch(services: Services, life: Life, accounting: Accounting) -> Di
         request_id=life.request_id,
         deadline=life.deadline,
         extra=lambda candidate: services.extra_fields(candidate, life),
+        owner=life.principal.key_id if life.principal else "",
     )
     try:
-        return await services.dispatcher.open(call, life.candidates, accounting)
+        answer = await services.dispatcher.open(call, life.candidates, accounting)
     except UpstreamRefused as error:
         raise _refusal(error) from error
     except CannotTranslate as error:
         raise BadRequest(str(error), code="unsupported_parameter", param=error.param) from error
     except NoBackend as error:
-        headers = {} if error.retry_after is None else {"retry-after": str(max(1, round(error.retry_after)))}
+        headers = {} if error.retry_after is None else {"retry-after": str(max(1, math.ceil(error.retry_after)))}
         if error.status == 429:
             raise RateLimited(
                 "Every backend of this model is rate limited; try again later.",
@@ -44,6 +46,8 @@ async def dispatch(services: Services, life: Life, accounting: Accounting) -> Di
                 headers=headers,
             ) from error
         raise Unavailable(str(error), status=error.status, code=f"backend_{error.kind}", headers=headers) from error
+    life.attempt = answer.attempt  # of two that ran side by side, not always the one that began last
+    return answer
 
 
 def _refusal(error: UpstreamRefused) -> GatewayError:

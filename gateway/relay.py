@@ -65,6 +65,7 @@ async def _relay_stream(
                 await exchange.write(event.raw)
                 accounting.progress()
     except StreamCut as cut:
+        life.attempt = answer.attempt  # where it was to be continued in vain: the one that the client has the text of
         accounting.answered("timeout" if "timeout" in cut.kind else "cut", f"{cut.kind}: {cut}")
         raise Unavailable(
             "The answer broke off: the backend stopped in the middle of it. What was sent so far is incomplete.",
@@ -77,4 +78,4 @@ async def _relay_stream(
     if usage is not None and openai_chat.wants_usage(life.request):
         await exchange.write(openai_chat.with_tierline(usage.data, life.summary()))
     await exchange.end(openai_chat.DONE)
-    return kept
+    return [] if answer.rescued else kept  # an answer of two models is not the answer of one

@@ -15,7 +15,8 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from backends.dispatch import Candidate, Dispatcher
+from backends.dispatch import Candidate, Dispatcher, Limits
+from backends.hedge import Hedging
 from backends.http import HttpClient
 from backends.pool import Pool, Timeouts
 from cache.client import CacheClient, Lookup
@@ -130,7 +131,7 @@ class Services:
         self.pools = {name: self._pool(name) for name in settings.backends}
         for pool in self.pools.values():
             stack.push_async_callback(pool.aclose)
-        self.dispatcher = Dispatcher(self.pools)
+        self.dispatcher = Dispatcher(self.pools, Limits(settings.failover.max_attempts, settings.failover.total_s))
         observer = asyncio.create_task(self._observe(), name="observe")
         stack.callback(observer.cancel)
 
@@ -150,6 +151,7 @@ class Services:
                     f"backend '{name}' takes its key from the environment variable {backend.api_key_env}, "
                     "which is not set."
                 )
+        hedge = backend.hedge
         return Pool(
             name,
             self.settings.base_urls(name),
@@ -158,7 +160,11 @@ class Services:
             headers=backend.headers,
             timeouts=Timeouts(**backend.timeouts.model_dump()),
             max_outstanding=backend.max_outstanding,
+            max_queued=backend.max_queued,
+            queue_timeout_s=backend.queue_timeout_s,
             attempts=backend.attempts,
+            retry_share=backend.retry_share,
+            hedging=hedge and Hedging(hedge.after_quantile, hedge.max_share, hedge.min_delay_s),
         )
 
     def extra_fields(self, candidate: Candidate, life: Life) -> dict[str, Any]:

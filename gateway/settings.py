@@ -90,6 +90,16 @@ class Timeouts(Strict):
     total_s: float = Field(600.0, gt=0)
 
 
+class HedgeSettings(Strict):
+    """A second request beside a stream that is slow to begin; the first answer counts, the other is cancelled."""
+
+    after_quantile: float = Field(
+        0.95, gt=0, lt=1, description="Of the backend's recent first-content times: then the second request goes out."
+    )
+    max_share: float = Field(0.05, gt=0, le=1, description="Most hedges per stream: what hedging may cost.")
+    min_delay_s: float = Field(0.05, ge=0, description="Never hedge sooner than this.")
+
+
 class BackendSettings(Strict):
     """A server that serves models: either `engine` (the bundled one, by name) or `base_urls` (anything else)."""
 
@@ -98,7 +108,11 @@ class BackendSettings(Strict):
     api_key_env: str | None = Field(None, description="Environment variable that holds the backend's API key.")
     headers: dict[str, str] = {}
     max_outstanding: int = Field(256, ge=1, description="Requests at once per replica.")
+    max_queued: int = Field(256, ge=0, description="Requests that may wait for a replica when all are busy.")
+    queue_timeout_s: float = Field(10.0, gt=0, description="How long one of them waits.")
     attempts: int = Field(2, ge=1, le=10, description="Tries per candidate, before the next candidate.")
+    retry_share: float = Field(0.2, ge=0, le=1, description="Most retries per request, over all requests.")
+    hedge: HedgeSettings | None = Field(None, description="Off unless given.")
     timeouts: Timeouts = Timeouts()
 
     @model_validator(mode="after")
@@ -154,6 +168,13 @@ class TelemetrySettings(Strict):
     legacy_token_metric: bool = Field(False, description="Also emit the older gen_ai token counter.")
 
 
+class FailoverSettings(Strict):
+    """Bounds of one request, over all its candidates, attempts and waits."""
+
+    max_attempts: int = Field(6, ge=1, le=100)
+    total_s: float = Field(900.0, gt=0, description="From the first attempt to the end of the answer.")
+
+
 class LimitSettings(Strict):
     """Ceilings of a key that sets none of its own; a policy's limits apply as well."""
 
@@ -187,6 +208,7 @@ class Settings(Strict):
     models: dict[str, ModelSettings] = {}
     backends: dict[str, BackendSettings] = {}
     engines: dict[str, EngineSettings] = {}
+    failover: FailoverSettings = FailoverSettings()
     cache: CacheSettings = CacheSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     default_limits: LimitSettings = LimitSettings()
