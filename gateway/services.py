@@ -164,7 +164,7 @@ class Services:
             queue_timeout_s=backend.queue_timeout_s,
             attempts=backend.attempts,
             retry_share=backend.retry_share,
-            hedging=hedge and Hedging(hedge.after_quantile, hedge.max_share, hedge.min_delay_s),
+            hedging=None if hedge is None else Hedging(hedge.after_quantile, hedge.max_share, hedge.min_delay_s),
         )
 
     def extra_fields(self, candidate: Candidate, life: Life) -> dict[str, Any]:
