@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from backends.dispatch import Attempt, Candidate
-from gateway.dialects.errors import Unavailable
+from gateway.access.limits import BudgetExhausted
+from gateway.dialects.errors import OutOfBudget, Unavailable
 from gateway.ledger.journal import JournalError
-from gateway.ledger.prices import cost
+from gateway.ledger.prices import cost, estimate
 from gateway.ledger.records import Close, Decided, Open, Progress, Record
 from gateway.ledger.rows import Decision, LedgerRow, Outcome, new_id, now_ms
 from gateway.ledger.usage import Usage, from_openai
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tierline.ledger")
 
 PROGRESS_INTERVAL_S = 1.0
+RAISE_TOKENS = 64  # how far a hold is raised beyond what a stream has: seldom enough to cost little
 NOTHING = Usage(input_tokens=0, output_tokens=0, source="counted")
 
 
@@ -40,7 +42,8 @@ class Accounting:
         self._services = services
         self._life = life
         self._open: dict[str, LedgerRow] = {}  # rows of attempts that have started and not ended
-        self._progress_at = time.monotonic()
+        self._progress_at = time.monotonic() + PROGRESS_INTERVAL_S
+        self._touch_at = time.monotonic() + services.settings.hold_ttl_seconds / 2
         self._settled = False
 
     def attempt_started(self, attempt: Attempt) -> None:
@@ -76,28 +79,62 @@ class Accounting:
         self._close(row, attempt, attempt.outcome if attempt.outcome != "running" else "error")
         self._life.tokens += usage.total_tokens
         self._life.cost_nanousd += row.cost_nanousd
+        if usage.total_tokens:
+            self._life.output_hold = 0  # part of the hold is used: the next event raises it
 
     def attempt_cut(self, attempt: Attempt) -> None:
         """The answer goes on in another attempt: this one's row says what it delivered, and the count starts anew."""
         life = self._life
         self.answered("timeout" if attempt.outcome == "timeout" else "cut")
-        life.input_estimate += life.meter.counted_output()  # what was delivered is part of the next attempt's prompt
+        delivered = life.meter.counted_output()  # it is part of the next attempt's prompt
+        life.input_estimate += delivered
+        life.input_hold += delivered
+        life.output_hold = 0
         life.meter.restart()
 
-    def progress(self) -> None:
-        """At most once a second, journal how much of a stream has been delivered: what a crash is billed by."""
-        now = time.monotonic()
-        attempt = self._life.attempt
-        if attempt is None or now - self._progress_at < PROGRESS_INTERVAL_S:
+    def progress_due(self) -> bool:
+        """Whether a stream has grown beyond what is held for it, or a second has passed. Asked after every event."""
+        return self._life.meter.counted_output() > self._life.output_hold or time.monotonic() >= self._progress_at
+
+    async def progress(self) -> None:
+        """Set more aside for a stream that has grown; journal how much was delivered, which a crash is billed by.
+
+        Raises:
+            OutOfBudget: a budget does not cover more. The row of the attempt is written.
+        """
+        life, now = self._life, time.monotonic()
+        attempt, output = life.attempt, life.meter.counted_output()
+        if attempt is None:
             return
-        self._progress_at = now
+        if output > life.output_hold or now >= self._touch_at:
+            await self._raise_hold(attempt, output)
+        if now < self._progress_at:
+            return
+        self._progress_at = now + PROGRESS_INTERVAL_S
         row = self._open[attempt.id]
-        output = self._life.meter.counted_output()
-        self._charge(row, Usage(input_tokens=self._life.input_estimate, output_tokens=output, source="estimated"))
+        self._charge(row, Usage(input_tokens=life.input_estimate, output_tokens=output, source="estimated"))
         try:
             self._services.journal.append(Progress(attempt.id, output, row.cost_nanousd))
         except JournalError as error:
             logger.warning("progress of attempt %s is not on record: %s", attempt.id, error)
+
+    async def _raise_hold(self, attempt: Attempt, output: int) -> None:
+        """Hold `RAISE_TOKENS` more than the stream has, but no more than it can have; let the hold live on."""
+        services, life = self._services, self._life
+        assert life.grant is not None
+        model, ttl_s = attempt.candidate.model, services.settings.hold_ttl_seconds
+        held = max(life.output_hold, min(output + RAISE_TOKENS, max(output, life.output_limits[model])))
+        # Earlier attempts have been used and are not in the ledger's balance before the end: they are held as well.
+        more = estimate(services.prices.price_for(model), life.input_hold, held)
+        tokens, cost_nanousd = life.tokens + life.input_hold + held, life.cost_nanousd + more
+        try:
+            await services.limiter.touch(life.grant.hold_id, ttl_s, tokens, cost_nanousd)
+        except BudgetExhausted as spent:
+            services.metrics.limited.labels(spent.limit).inc()
+            self.answered("over_budget", "a budget was spent while the answer came")
+            raise OutOfBudget(spent.message) from None
+        life.output_hold = held
+        self._touch_at = time.monotonic() + ttl_s / 2
 
     def answered(self, outcome: Outcome, error: str | None = None) -> None:
         """Write the row of the attempt that answered, or failed while answering. The first outcome stands."""
@@ -151,18 +188,22 @@ class Accounting:
         )
         self._journal(Decided(made))
 
-    async def settle(self, outcome: Outcome, error: str | None) -> None:
-        """End of the request: close what is open and replace the hold by what was used. Idempotent."""
+    async def settle(self, outcome: Outcome, error: str | None = None) -> None:
+        """End of the request: close what is open and replace the hold by what was used. Idempotent.
+
+        Called before the client's last byte, so that who has an answer finds its limits as the answer says; and again
+        at the end, for requests that did not come so far.
+        """
         if self._settled:
             return
-        self._settled = True
         life = self._life
         self.answered(outcome, error)
-        if life.grant is None:
-            return
-        await self._services.limiter.settle(life.grant.hold_id, life.tokens, life.cost_nanousd)
-        if life.served is not None and life.principal is not None and outcome == "success":
-            self._services.estimator.observe(life.principal.key_id, life.served.model, life.served.output_tokens)
+        if life.grant is not None:
+            settled = await self._services.limiter.settle(life.grant.hold_id, life.tokens, life.cost_nanousd)
+            life.standing = settled or life.standing
+            if life.served is not None and life.principal is not None and outcome == "success":
+                self._services.estimator.observe(life.principal.key_id, life.served.model, life.served.output_tokens)
+        self._settled = True
 
     def _charge(self, row: LedgerRow, usage: Usage) -> None:
         row.set_usage(usage)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
+from gateway.access.input_bound import input_bound
 from gateway.access.limits import Admission, BudgetExhausted, Refused, Scope
 from gateway.access.principal import AuthenticationError, Principal
 from gateway.candidates import select
 from gateway.dialects import openai_chat
 from gateway.dialects.errors import BadRequest, NotAllowed, NotFound, OutOfBudget, RateLimited, Unauthenticated
 from gateway.http import Exchange
-from gateway.ledger.money import parse_usd
 from gateway.ledger.prices import estimate
-from gateway.ledger.rows import new_id
 from gateway.life import Life
 from gateway.logs import log
 from policies.evaluate import decide
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 MAX_TAGS = 16
 MAX_TAG_LENGTH = 64
+CACHE_DIRECTIVES = frozenset({"no-cache", "no-store", "only-if-cached"})
+# A client library tries again on 429 by itself; beyond this wait that is in vain.
+LONGEST_RETRY_S = 60.0
 
 
 async def authenticate(services: Services, exchange: Exchange) -> Principal:
@@ -59,6 +63,8 @@ def read_headers(life: Life) -> None:
         life.deadline = life.started + int(deadline) / 1000
     if (tags := exchange.header(b"x-tierline-tags")) is not None:
         life.tags = _tags(tags)
+    if (directives := exchange.header(b"x-tierline-cache")) is not None:
+        life.cache_directives = _cache_directives(directives)
     if exchange.header(b"idempotency-key") is not None:
         raise BadRequest(
             "'idempotency-key' is not supported yet, so a repeated request would be billed twice; leave it out.",
@@ -80,6 +86,17 @@ def _tags(header: str) -> dict[str, str]:
     if len(tags) > MAX_TAGS:
         raise BadRequest(f"'x-tierline-tags' takes at most {MAX_TAGS} pairs.", code="invalid_tags")
     return tags
+
+
+def _cache_directives(header: str) -> frozenset[str]:
+    given = frozenset(part.strip().lower() for part in header.split(",") if part.strip())
+    if unknown := given - CACHE_DIRECTIVES:
+        raise BadRequest(
+            f"'x-tierline-cache' does not know {', '.join(sorted(unknown))}; it takes "
+            f"{', '.join(sorted(CACHE_DIRECTIVES))}.",
+            code="invalid_cache_directive",
+        )
+    return given
 
 
 async def route(services: Services, life: Life) -> None:
@@ -165,48 +182,77 @@ async def admit(services: Services, life: Life) -> None:
     Raises:
         RateLimited, OutOfBudget: with `retry-after`.
     """
-    principal, request = life.principal, life.request
+    principal, policy = life.principal, life.policy
     assert principal is not None
-    assert request is not None
-    assert life.policy is not None
-    limit = openai_chat.output_limit(request)
-    models = {candidate.model for candidate in life.candidates}
-    life.output_estimate = life.choices * max(
-        services.estimator.estimate(principal.key_id, model, limit) for model in models
-    )
-    dearest = max(
-        estimate(services.prices.price_for(model), life.input_estimate, life.output_estimate) for model in models
-    )
+    assert policy is not None
+    scopes = _scopes(principal, policy)
+    tokens = cost_nanousd = 0
+    if "only-if-cached" in life.cache_directives:
+        # It asks no model and costs nothing, so it needs no money and no tokens: a spent budget does not stop it.
+        scopes = tuple(replace(scope, tokens_per_minute=None, budget_nanousd=None) for scope in scopes)
+    else:
+        tokens, cost_nanousd = _set_aside(services, life, principal)
     admission = Admission(
-        hold_id=new_id(),
-        scopes=_scopes(principal, life.policy),
-        tokens=life.input_estimate + life.output_estimate,
-        cost_nanousd=dearest,
+        hold_id=life.request_id,  # so that the ledger knows what a hold came to
+        scopes=scopes,
+        tokens=tokens,
+        cost_nanousd=cost_nanousd,
         ttl_s=services.settings.hold_ttl_seconds,
     )
     try:
         life.grant = await services.limiter.admit(admission)
     except Refused as error:
         services.metrics.limited.labels(error.limit).inc()
+        life.standing = error.standing
+        headers = error.headers()
+        if error.retry_after_s > LONGEST_RETRY_S:
+            headers["x-should-retry"] = "false"
         kind = OutOfBudget if isinstance(error, BudgetExhausted) else RateLimited
-        raise kind(error.message, headers=error.headers()) from None
+        raise kind(error.message, headers=headers) from None
+    life.standing = life.grant.standing
+
+
+def _set_aside(services: Services, life: Life, principal: Principal) -> tuple[int, int]:
+    """Tokens and nano-dollars for the dearest candidate: an upper estimate of the input, and the expected output.
+
+    A stream's hold is raised as it grows. A plain answer is seen only when it is whole, so where it has a bound, all of
+    that is held.
+    """
+    assert life.request is not None
+    life.input_hold = input_bound(life.payload)
+    asked = openai_chat.output_limit(life.request)
+    dearest = 0
+    for model in {candidate.model for candidate in life.candidates}:
+        settings = services.settings.models[model]
+        limit = asked or settings.max_output_tokens
+        most = min(limit or settings.context_length, settings.context_length)
+        life.output_limits[model] = life.choices * most
+        if limit is None or life.stream:
+            most = services.estimator.estimate(principal.key_id, model, most)
+        output = life.choices * most
+        life.output_hold = max(life.output_hold, output)
+        dearest = max(dearest, estimate(services.prices.price_for(model), life.input_hold, output))
+    return life.input_hold + life.output_hold, dearest
 
 
 def _scopes(principal: Principal, policy: Policy) -> tuple[Scope, ...]:
     """Everything that a request counts against: its key, the policy's ceilings of that key, the policy's budget."""
     limits = policy.limits
+    scopes = principal.scope(), _budget_scope(policy, enforced=True)
+    if (limits.requests_per_minute or limits.tokens_per_minute or limits.parallel) is None:
+        return scopes
     ceilings = Scope(
         f"policy:{policy.name}/key:{principal.key_id}",
         limits.requests_per_minute,
         limits.tokens_per_minute,
         limits.parallel,
+        label=f"For each key, the policy '{policy.name}'",
     )
-    return principal.scope(), ceilings, _budget_scope(policy, enforced=True)
+    return *scopes, ceilings
 
 
 def _budget_scope(policy: Policy, *, enforced: bool) -> Scope:
     """The policy's monthly budget. One that downgrades counts as well, but refuses nobody."""
     budget = policy.budget
-    if budget is None or (enforced and budget.when_exhausted != "reject"):
-        return Scope(f"policy:{policy.name}")
-    return Scope(f"policy:{policy.name}", budget_nanousd=parse_usd(budget.monthly_usd))
+    limit = None if budget is None or (enforced and budget.when_exhausted != "reject") else policy.budget_nanousd
+    return Scope(f"policy:{policy.name}", budget_nanousd=limit, label=f"The policy '{policy.name}'")

@@ -24,7 +24,7 @@ from cache.flight import Ticket
 from cache.key import CacheKey, build_key
 from gateway.accounting import Accounting
 from gateway.dialects import openai_chat
-from gateway.dialects.errors import BadRequest, Unavailable
+from gateway.dialects.errors import Unavailable
 from gateway.http import JSON_TYPE, SSE_HEADERS
 from gateway.ledger.usage import Usage
 from gateway.life import Life
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from gateway.services import Services
 
 FLIGHT_TIMEOUT_S = 120.0
-DIRECTIVES = frozenset({"no-cache", "no-store", "only-if-cached"})
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -56,7 +55,7 @@ class Turn:
         services, life = self._services, self._life
         assert life.decision is not None
         assert life.principal is not None
-        directives = _directives(life)
+        directives = life.cache_directives
         self.only_if_cached = "only-if-cached" in directives
         policy, cache = life.decision.cache, services.cache
         model = life.candidates[0].model
@@ -98,7 +97,9 @@ class Turn:
             raise Unavailable(
                 "The answer is not in the cache, and 'only-if-cached' forbids to ask a model.",
                 status=504,
+                type="not_in_cache",
                 code="not_in_cache",
+                headers={"x-should-retry": "false"},  # client libraries try again on 504 by themselves
             )
         return found
 
@@ -186,6 +187,7 @@ async def give(life: Life, accounting: Accounting, found: Lookup) -> None:
     exchange = life.exchange
     usage = Usage(input_tokens=entry.prompt_tokens, output_tokens=entry.completion_tokens, source="reported")
     accounting.answered_from_cache(entry.model, entry.tier, usage, entry.cost_nanousd)
+    await accounting.settle("cache_hit")
     answer_id, created = f"chatcmpl-{life.request_id.removeprefix('req-')}", int(time.time())
     life.status = 200
     if not life.stream:
@@ -203,19 +205,6 @@ async def give(life: Life, accounting: Accounting, found: Lookup) -> None:
     for event in events:
         await exchange.write(event)
     await exchange.end()
-
-
-def _directives(life: Life) -> frozenset[str]:
-    header = life.exchange.header(b"x-tierline-cache")
-    if header is None:
-        return frozenset()
-    given = frozenset(part.strip().lower() for part in header.split(",") if part.strip())
-    if unknown := given - DIRECTIVES:
-        raise BadRequest(
-            f"'x-tierline-cache' does not know {', '.join(sorted(unknown))}; it takes {', '.join(sorted(DIRECTIVES))}.",
-            code="invalid_cache_directive",
-        )
-    return given
 
 
 def _scope(life: Life, share: str) -> str:

@@ -19,7 +19,7 @@ CLIENT_CLOSED_REQUEST = 499  # a status for metrics and logs only: nobody is the
 
 async def finish(services: Services, life: Life, accounting: Accounting) -> None:
     """Settle, count, trace and log a request."""
-    outcome, error = _outcome(life)
+    outcome, error = outcome_of(life)
     if life.exchange.gone and not life.status:
         life.status = CLIENT_CLOSED_REQUEST
     await accounting.settle(outcome, error)
@@ -38,11 +38,16 @@ async def finish(services: Services, life: Life, accounting: Accounting) -> None
     _log(life, outcome, error)
 
 
-def _outcome(life: Life) -> tuple[Outcome, str | None]:
+def outcome_of(life: Life) -> tuple[Outcome, str | None]:
+    """How the request ended, and what went wrong if something did."""
     if life.exchange.gone and not life.delivered():
         return "cancelled", "the client closed the connection"
     if life.error is None:
         return ("cache_hit" if life.cache in ("exact", "semantic") else "success"), None
+    if life.error.code == "not_in_cache":
+        return "not_cached", None  # what the client asked for, so nothing went wrong
+    if life.served is not None and life.served.outcome == "over_budget":
+        return "over_budget", life.error.message
     if life.attempt is not None and life.attempt.outcome in ("timeout", "cut", "refused", "cancelled"):
         return life.attempt.outcome, life.error.message
     return ("refused" if life.error.status < 500 else "error"), life.error.message
@@ -60,7 +65,7 @@ def _finished(life: Life, error: str | None) -> Finished:
         output_tokens=row.output_tokens if row else 0,
         duration_s=life.seconds(),
         ttft_s=life.attempt.first_content_s if life.attempt else None,
-        error=life.error.code if life.error else ("cancelled" if error else None),
+        error=None if error is None else life.error.code if life.error else "cancelled",
         attributes={
             "request_id": life.request_id,
             "cache": life.cache,
@@ -73,7 +78,7 @@ def _finished(life: Life, error: str | None) -> Finished:
 def _log(life: Life, outcome: Outcome, error: str | None) -> None:
     row, decision = life.served, life.decision
     log(
-        logging.INFO if life.status < 500 else logging.WARNING,
+        logging.INFO if life.status < 500 or outcome == "not_cached" else logging.WARNING,
         "request finished",
         request_id=life.request_id,
         status=life.status,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from backends.dispatch import Attempt, Candidate
 from backends.protocol import ChatRequest, Json
-from gateway.access.limits import Grant
+from gateway.access.limits import Grant, Standing
 from gateway.access.principal import Principal
 from gateway.dialects.errors import GatewayError
 from gateway.http import Exchange, Header
@@ -41,6 +41,7 @@ class Life:
     payload: Json = field(default_factory=dict)
     request: ChatRequest | None = None
     tags: dict[str, str] = field(default_factory=dict)
+    cache_directives: frozenset[str] = frozenset()
     deadline: float | None = None  # monotonic
 
     # decide
@@ -49,11 +50,14 @@ class Life:
     decision: Decision | None = None
     candidates: list[Candidate] = field(default_factory=list)
     fallback: str | None = None  # why another tier than the decided one serves
-    input_estimate: int = 0
-    output_estimate: int = 0
+    input_estimate: int = 0  # what is likely: for rules, and for the bill where no server says
 
     # admit
+    input_hold: int = 0  # tokens set aside for the input of an attempt
+    output_hold: int = 0  # tokens set aside for the output of the attempt that answers, all choices together
+    output_limits: dict[str, int] = field(default_factory=dict)  # by model: the most that all choices can have
     grant: Grant | None = None
+    standing: Standing | None = None  # what the client is told of its limits: as of admission, then as settled
 
     # cache
     cache: CacheState = "bypass"
@@ -105,8 +109,8 @@ class Life:
                 if decision.requested_tier and decision.requested_tier != served[0]:
                     pairs.append(("x-tierline-requested-tier", decision.requested_tier))
                     pairs.append(("x-tierline-fallback", self.fallback or "backend_failed"))
-        if self.grant is not None:
-            pairs += self.grant.standing.headers()
+        if self.standing is not None:
+            pairs += self.standing.headers()
         return [(name.encode(), value.encode("latin-1", "replace")) for name, value in pairs]
 
     def _served_by(self) -> tuple[str, str, str] | None:

@@ -1,31 +1,32 @@
 """Count what a stream delivers while it passes: finish reasons, the reported usage, and a count of our own.
 
-The own count is what an interrupted stream is billed by: content events (servers send about one token per event)
-or a quarter of the characters, whichever is more.
+The own count is what an interrupted stream is billed by, and what its hold follows: content events (servers send about
+one token per event) or a quarter of the bytes in UTF-8, whichever is more. Of Chinese or Greek, whose characters have
+several bytes, a token holds fewer characters too.
 """
 
 from __future__ import annotations
 
-from backends.protocol import ChatChunk, ChatCompletion, Usage
+from backends.protocol import AnswerMessage, ChatChunk, ChatCompletion, Delta, Usage
 
-CHARACTERS_PER_TOKEN = 4
+BYTES_PER_TOKEN = 4
 
 
 class Meter:
     """One answer's counts. `see` is called for every event, so it does little."""
 
-    __slots__ = ("characters", "content_events", "finish_reasons", "upstream_model", "usage")
+    __slots__ = ("bytes", "content_events", "finish_reasons", "upstream_model", "usage")
 
     def __init__(self) -> None:
         self.content_events = 0
-        self.characters = 0
+        self.bytes = 0
         self.finish_reasons: dict[int, str] = {}
         self.usage: Usage | None = None
         self.upstream_model: str | None = None
 
     def restart(self) -> None:
         """The answer goes on in another attempt: from now on, count that one."""
-        self.content_events = self.characters = 0
+        self.content_events = self.bytes = 0
         self.finish_reasons = {}
         self.usage = self.upstream_model = None
 
@@ -37,15 +38,11 @@ class Meter:
         if self.upstream_model is None:
             self.upstream_model = chunk.model
         for choice in chunk.choices:
-            delta = choice.delta
-            text = delta.content or delta.reasoning_content or delta.refusal
-            if text:
+            size = _content_bytes(choice.delta)
+            # A tool call that begins has a name and no arguments yet: generated all the same.
+            if size or choice.delta.tool_calls:
                 self.content_events += 1
-                self.characters += len(text)
-            elif delta.tool_calls:
-                self.content_events += 1
-                for call in delta.tool_calls:
-                    self.characters += len((call.function and call.function.arguments) or "")
+                self.bytes += size
             if choice.finish_reason:
                 self.finish_reasons[choice.index] = choice.finish_reason
 
@@ -54,14 +51,27 @@ class Meter:
         self.usage = answer.usage
         self.upstream_model = answer.model
         for choice in answer.choices:
-            self.characters += len(choice.message.content or "")
+            self.bytes += _content_bytes(choice.message)
             if choice.finish_reason:
                 self.finish_reasons[choice.index] = choice.finish_reason
 
     def counted_output(self) -> int:
         """Output tokens by our own count."""
-        return max(self.content_events, -(-self.characters // CHARACTERS_PER_TOKEN))
+        return max(self.content_events, -(-self.bytes // BYTES_PER_TOKEN))
 
     def complete(self, choices: int) -> bool:
         """Whether every one of `choices` choices has said why it ended."""
         return len(self.finish_reasons) >= choices
+
+
+def _content_bytes(said: Delta | AnswerMessage) -> int:
+    """Bytes in UTF-8 of everything in here that a model has written."""
+    size = 0
+    for text in (said.content, said.reasoning_content, said.refusal):
+        if text:
+            size += len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+    for call in said.tool_calls or ():
+        if call.function is not None:
+            for text in (call.function.name, call.function.arguments):
+                size += len(text.encode("utf-8", "surrogatepass")) if text else 0
+    return size

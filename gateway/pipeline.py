@@ -21,7 +21,7 @@ from gateway.caching import cache_turn, give
 from gateway.dialects import errors, openai_chat
 from gateway.dialects.errors import GatewayError, Unavailable
 from gateway.dispatching import dispatch
-from gateway.finish import finish
+from gateway.finish import finish, outcome_of
 from gateway.http import JSON_TYPE, ClientGone, Exchange
 from gateway.life import Life
 from gateway.relay import relay
@@ -62,12 +62,12 @@ async def chat_completions(services: Services, exchange: Exchange) -> None:
         pass
     except asyncio.CancelledError:
         if not exchange.gone:  # the server is stopping and the time to drain is over
-            await fail(life, Unavailable("The gateway is shutting down; try again.", code="shutting_down"))
+            await fail(life, accounting, Unavailable("The gateway is shutting down; try again.", code="shutting_down"))
     except GatewayError as error:
-        await fail(life, error)
+        await fail(life, accounting, error)
     except Exception:
         logger.exception("request %s failed inside the gateway", life.request_id)
-        await fail(life, GatewayError("The gateway failed on this request; its id helps to find out why."))
+        await fail(life, accounting, GatewayError("The gateway failed on this request; its id helps to find out why."))
     finally:
         exchange.unwatch()
         if in_flight:
@@ -75,15 +75,17 @@ async def chat_completions(services: Services, exchange: Exchange) -> None:
         await finish(services, life, accounting)
 
 
-async def fail(life: Life, error: GatewayError) -> None:
+async def fail(life: Life, accounting: Accounting, error: GatewayError) -> None:
     """Tell the client what went wrong: as an answer, or as the last event of a stream that has begun."""
     life.error = error
     exchange = life.exchange
+    if not exchange.started:
+        life.status = error.status
+    await accounting.settle(*outcome_of(life))
     if exchange.started:
         # Without [DONE]: a broken answer must not look like a complete one.
         await exchange.end(errors.event(error, life.request_id))
         return
-    life.status = error.status
     headers = [JSON_TYPE, *life.headers()]
     headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
     await exchange.respond(error.status, headers, errors.body(error, life.request_id))

@@ -1,7 +1,8 @@
 """Pass an answer on to the client: event by event and unchanged, counting as it goes.
 
 The events that end a stream (the last finish reason, usage, `[DONE]`) are held back until the ledger row is in the
-journal: who has a complete answer has a row. A stream that breaks ends with an error event and without `[DONE]`.
+journal and the hold is settled: who has a complete answer has a row, and finds its limits as they are. A stream that
+breaks, or whose budget is spent on the way, ends with an error event and without `[DONE]`.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ async def relay(
         With `keep`, the answer as it came, for the cache: the body, or the data of every event.
 
     Raises:
-        GatewayError: the stream broke after content had been delivered.
+        GatewayError: the stream broke, or a budget was spent, after content had been delivered.
     """
     try:
         if life.stream:
             return await _relay_stream(exchange, life, accounting, answer, keep)
         assert answer.whole is not None
         life.meter.see_whole(answer.whole.completion)
-        accounting.answered("success")
+        await accounting.settle("success")
         life.status = answer.status
         await exchange.respond(answer.status, [JSON_TYPE, *life.headers(), life.cost_header()], answer.whole.body)
         return [answer.whole.body]
@@ -63,7 +64,8 @@ async def _relay_stream(
                 ending.append(event.raw)
             else:
                 await exchange.write(event.raw)
-                accounting.progress()
+                if accounting.progress_due():
+                    await accounting.progress()
     except StreamCut as cut:
         life.attempt = answer.attempt  # where it was to be continued in vain: the one that the client has the text of
         accounting.answered("timeout" if "timeout" in cut.kind else "cut", f"{cut.kind}: {cut}")
@@ -72,7 +74,7 @@ async def _relay_stream(
             status=502,
             code="stream_cut",
         ) from cut
-    accounting.answered("success")
+    await accounting.settle("success")
     for raw in ending:
         await exchange.write(raw)
     if usage is not None and openai_chat.wants_usage(life.request):

@@ -54,7 +54,7 @@ class Rule:
 @dataclass(frozen=True, slots=True)
 class Policy:
     """A checked policy. `version` is a hash of its text; `tiers_served` are the tiers that have a model, or None
-    where that is not known (then all count as served)."""
+    where that is not known (then all count as served). `budget_nanousd` is the monthly budget, if there is one."""
 
     document: PolicyDocument
     file: str
@@ -63,8 +63,12 @@ class Policy:
     tiers_served: tuple[str, ...] | None = None
     variables: frozenset[str] = field(init=False)
     needs_profile: bool = field(init=False)
+    budget_nanousd: int | None = field(init=False)
 
     def __post_init__(self) -> None:
+        budget = self.document.budget
+        # Exact: the schema allows nine decimals.
+        object.__setattr__(self, "budget_nanousd", None if budget is None else int(budget.monthly_usd * 10**9))
         conditions = [rule.condition for rule in self.rules if rule.condition]
         object.__setattr__(self, "variables", frozenset().union(*(c.variables for c in conditions)))
         auto = any(rule.route.tier == "auto" for rule in self.rules)

@@ -65,4 +65,5 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
             self.limits.tokens_per_minute,
             self.limits.parallel,
             self.budget_nanousd,
+            f"Your key '{self.key_name}' ({self.key_prefix}…)",
         )

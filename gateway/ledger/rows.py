@@ -20,9 +20,11 @@ Outcome = Literal[
     "timeout",  # a deadline passed
     "cancelled",  # the client left
     "cut",  # the server stopped in the middle of an answer
+    "over_budget",  # a budget was spent in the middle of an answer: the gateway ended it
     "refused",  # not run: limit, budget, policy or an invalid request
     "cache_hit",  # answered from the cache
     "interrupted",  # the gateway died; written when it started again
+    "not_cached",  # of a request only, no row has it: not in the cache, and the client wanted nothing else
 ]
 OUTCOMES: Final[tuple[str, ...]] = Outcome.__args__  # type: ignore[attr-defined]
 

@@ -351,7 +351,7 @@ async def test_requests_per_minute(door: FrontDoor) -> None:
     refused = next(answer for answer in answers if answer.status_code == 429)
     assert int(refused.headers["retry-after"]) >= 1
     assert refused.json()["error"]["type"] == "rate_limit_error"
-    assert {answer.headers.get("x-ratelimit-remaining-requests") for answer in answers} >= {"0", "1", "2"}
+    assert {answer.headers["x-ratelimit-remaining-requests"] for answer in answers} == {"0"}
 
 
 async def test_parallel_requests(door: FrontDoor, upstream: MockUpstream) -> None:
