@@ -36,6 +36,8 @@ class Latency:
         self._value = 0.0
 
     def value(self, now: float) -> float:
+        if not self._value:
+            return 0.0
         return self._value * math.exp((self._at - now) / DECAY_S)
 
 
@@ -51,9 +53,11 @@ R = TypeVar("R", bound=Loaded)
 
 def choose(replicas: Sequence[R], now: float) -> R:
     """One of `replicas`, of which there is at least one."""
-    if len(replicas) == 1:
+    number = len(replicas)
+    if number == 1:
         return replicas[0]
-    one, other = random.sample(replicas, 2)
+    first = int(random.random() * number)
+    one, other = replicas[first], replicas[(first + 1 + int(random.random() * (number - 1))) % number]
     return one if _waiting(one, other, now) <= _waiting(other, one, now) else other
 
 

@@ -96,7 +96,7 @@ class Chain:
         self.observer = observer
         self.attempts: list[Attempt] = []
         self._tried: dict[str, list[Replica]] = {}  # by backend
-        self._silent: set[Candidate] = set()  # they ran into a deadline
+        self._silent: list[Candidate] = []  # they ran into a deadline
         self._failure: AttemptFailed | None = None  # the latest
         self._retry_after: float | None = None  # the soonest that a server named
         self._waited = False  # in a queue, in vain: once is enough
@@ -111,12 +111,13 @@ class Chain:
         """The answer of `candidate` broke off after it was returned; `silent`: because nothing came any more."""
         self.failed(AttemptFailed("between_tokens_timeout" if silent else "disconnected", message))
         if silent:
-            self._silent.add(candidate)
+            self._silent.append(candidate)
 
     async def answer(self, call: Call, candidates: Sequence[Candidate]) -> Dispatched:
         """A committed answer to `call` from one of `candidates`, tried in their order.
 
-        Candidates whose backend would have to wait, or has no replica in rotation, come last.
+        Candidates whose backend is busy come after those that can take a request at once, and those whose backend has
+        no replica in rotation last.
 
         Raises:
             UpstreamRefused: the request itself was refused, and no candidate is left that may take it.
@@ -125,12 +126,10 @@ class Chain:
             ValueError: a header that HTTP does not allow.
         """
         rest = list(candidates)
-        if len(rest) > 1:
-            rest.sort(key=lambda candidate: self._pools[candidate.backend].rank())
         refusal: UpstreamRefused | None = None
         untranslatable: CannotTranslate | None = None
         while rest:
-            candidate = rest.pop(0)
+            candidate = rest.pop(self._next(rest))
             try:
                 answer = await self._ask(call, candidate, rest)
             except UpstreamRefused as refused:
@@ -145,6 +144,19 @@ class Chain:
         if untranslatable is not None and not self.attempts:
             raise untranslatable
         raise self._no_backend(candidates)
+
+    def _next(self, rest: Sequence[Candidate]) -> int:
+        """The place in `rest` of the one to try next: the first of the best rank."""
+        if len(rest) == 1:
+            return 0
+        best, best_rank = 0, 3
+        for place, candidate in enumerate(rest):
+            rank = self._pools[candidate.backend].rank()
+            if rank == 0:
+                return place
+            if rank < best_rank:
+                best, best_rank = place, rank
+        return best
 
     async def _ask(self, call: Call, candidate: Candidate, rest: Sequence[Candidate]) -> Dispatched | None:
         """Try one candidate as often as its backend allows; None if it did not answer."""
@@ -169,7 +181,7 @@ class Chain:
             except AttemptFailed as failure:
                 self.failed(failure)
                 if failure.outcome == "timeout":
-                    self._silent.add(candidate)
+                    self._silent.append(candidate)
         return None
 
     async def _may_retry(
@@ -206,15 +218,19 @@ class Chain:
             patience_s = 0.0 if self._waited else pool.queue_timeout_s
         return min(patience_s, self._ends - time.monotonic())
 
-    async def _send(self, call: Call, candidate: Candidate, pool: Pool, replica: Replica) -> Dispatched:
+    def _send(self, call: Call, candidate: Candidate, pool: Pool, replica: Replica) -> Coroutine[Any, Any, Dispatched]:
         """One try, or two side by side where the backend is slow and may be hedged."""
         hedging = pool.hedging
-        if hedging is None or not call.stream:
-            return await self._attempt(call, candidate, pool, replica)
-        hedging.share.earn()
-        delay_s = hedging.delay_s()
-        if delay_s is None:
-            return await self._attempt(call, candidate, pool, replica)
+        if hedging is not None and call.stream:
+            hedging.share.earn()
+            delay_s = hedging.delay_s()
+            if delay_s is not None:
+                return self._hedged(call, candidate, pool, replica, delay_s)
+        return self._attempt(call, candidate, pool, replica)
+
+    async def _hedged(
+        self, call: Call, candidate: Candidate, pool: Pool, replica: Replica, delay_s: float
+    ) -> Dispatched:
         begun = False
 
         async def first() -> Dispatched:

@@ -60,10 +60,10 @@ class Hedging:
 async def race(
     first: Coroutine[Any, Any, T],
     delay_s: float,
-    second: Callable[[], Coroutine[Any, Any, T] | None],
+    second: Callable[[], Coroutine[Any, Any, T]],
     discard: Callable[[T], Awaitable[None]],
 ) -> T:
-    """The result of `first`, or of `second` if that is made after `delay_s` and comes before it.
+    """The result of `first`, or of `second`, which is made after `delay_s`, if that comes before it.
 
     One that fails leaves the field to the other; any other exception than AttemptFailed ends both, and so does being
     cancelled. A loser that has a result after all is given to `discard`.
@@ -75,8 +75,8 @@ async def race(
     winner: asyncio.Task[T] | None = None
     try:
         await asyncio.wait(tasks, timeout=delay_s)
-        if not tasks[0].done() and (other := second()) is not None:
-            tasks.append(asyncio.create_task(other))
+        if not tasks[0].done():
+            tasks.append(asyncio.create_task(second()))
         winner = await _first_good(tasks)
         await _stop([task for task in tasks if task is not winner], discard, LOST)
     except BaseException:

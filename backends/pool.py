@@ -142,26 +142,35 @@ class Pool:
     @property
     def queued(self) -> int:
         """Requests that wait for a replica."""
-        return len(self._queue)
+        return self._queue.size
 
     def rank(self) -> int:
         """How good a place this is for a request now: 0 goes at once, 1 would wait, 2 has no replica in rotation."""
+        if not self._queue.size:
+            for replica in self.replicas:
+                if replica.breaker.well and replica.outstanding < self.max_outstanding:
+                    return 0
         now = time.monotonic()
-        if not self._queue and self._ready(now):
+        if not self._queue.size and self._ready(now):
             return 0
         return 1 if any(r.breaker.state(now) == "healthy" for r in self.replicas) else 2
 
     def fresh(self, tried: Collection[Replica]) -> bool:
         """Whether a request could go at once to a replica that is not among `tried`."""
-        return not self._queue and any(replica not in tried for replica in self._ready(time.monotonic()))
+        return not self._queue.size and any(replica not in tried for replica in self._ready(time.monotonic()))
 
     def acquire(self, tried: Collection[Replica] = ()) -> Replica | None:
         """Take a replica, one not yet `tried` if possible; None if all are busy or others are waiting already.
 
         Whoever takes one gives it back by `release`.
         """
-        if self._queue:
+        if self._queue.size:
             return None
+        replica = self.replicas[0]
+        if len(self.replicas) == 1 and replica.breaker.well and replica.outstanding < self.max_outstanding:
+            replica.outstanding += 1
+            replica.requests_total += 1
+            return replica
         return self._take(tried)
 
     async def wait(self, owner: str, patience_s: float) -> Replica:
@@ -197,7 +206,7 @@ class Pool:
     def release(self, replica: Replica) -> None:
         """The request on this replica is over. Say how it ended by `succeeded` or `failed` first, if that is known."""
         replica.outstanding -= 1
-        if self._queue:
+        if self._queue.size:
             self._serve()
 
     def observe(self, replica: Replica, first_content_s: float) -> None:
@@ -309,13 +318,13 @@ class Pool:
 
     def _serve(self) -> None:
         """Hand free replicas to those who wait; if all rest, look again when the first rest is over."""
-        while self._queue and (replica := self._take(())) is not None:
+        while self._queue.size and (replica := self._take(())) is not None:
             place = self._queue.pop()
             if place is None:  # all of them had just left
                 replica.outstanding -= 1
                 return
             place.set_result(replica)
-        if self._queue and self._wake is None:
+        if self._queue.size and self._wake is None:
             rest_s = self.rest_s()
             if rest_s is not None:
                 self._wake = asyncio.get_running_loop().call_later(rest_s + 0.001, self._rested)

@@ -28,7 +28,9 @@ class Share:
 
     def earn(self) -> None:
         """An ordinary call is made."""
-        self._balance = min(self._balance + self._share, self._reserve)
+        self._balance += self._share
+        if self._balance > self._reserve:
+            self._balance = self._reserve
 
     def spend(self) -> bool:
         """Whether an extra call may be made; if so it counts."""

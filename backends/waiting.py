@@ -21,23 +21,20 @@ class Displaced(Exception):
 class FairQueue(Generic[T]):
     """Futures of what is waited for. It sets no result itself: `pop` gives the next one to whoever has it."""
 
-    __slots__ = ("_lanes", "_most", "_size")
+    __slots__ = ("_lanes", "_most", "size")
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._lanes: dict[str, deque[asyncio.Future[T]]] = {}  # by owner; the first one's turn is next
-        self._size = 0
-
-    def __len__(self) -> int:
-        return self._size
+        self.size = 0
 
     def join(self, owner: str) -> asyncio.Future[T] | None:
         """A place at the end of the owner's lane; None if the queue is full."""
-        if self._size >= self._most and not self._displace(owner):
+        if self.size >= self._most and not self._displace(owner):
             return None
         place: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._lanes.setdefault(owner, deque()).append(place)
-        self._size += 1
+        self.size += 1
         return place
 
     def leave(self, owner: str, place: asyncio.Future[T]) -> None:
@@ -73,6 +70,6 @@ class FairQueue(Generic[T]):
         return True
 
     def _shrink(self, owner: str, lane: deque[asyncio.Future[T]]) -> None:
-        self._size -= 1
+        self.size -= 1
         if not lane:
             del self._lanes[owner]
