@@ -1,4 +1,4 @@
-"""Pass an answer on to the client: event by event and unchanged, counting as it goes.
+"""Pass an answer on to the client: event by event, counting as it goes; unchanged, or put into the client's dialect.
 
 The events that end a stream (the last finish reason, usage, `[DONE]`) are held back until the ledger row is in the
 journal and the hold is settled: who has a complete answer has a row, and finds its limits as they are. A stream that
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from backends.attempt import Event, StreamCut
 from backends.dispatch import Dispatched
+from backends.openai import chat_body, chat_event
 from gateway.accounting import Accounting
 from gateway.dialects import openai_chat
 from gateway.dialects.errors import Unavailable
@@ -31,11 +32,12 @@ async def relay(
         if life.stream:
             return await _relay_stream(exchange, life, accounting, answer, keep)
         assert answer.whole is not None
+        body = chat_body(answer.whole)
         life.meter.see_whole(answer.whole.completion)
         await accounting.settle("success")
         life.status = answer.status
-        await exchange.respond(answer.status, [JSON_TYPE, *life.headers(), life.cost_header()], answer.whole.body)
-        return [answer.whole.body]
+        await exchange.respond(answer.status, [JSON_TYPE, *life.headers(), life.cost_header()], body)
+        return [body]
     finally:
         await answer.aclose()
 
@@ -51,10 +53,11 @@ async def _relay_stream(
     life.status = 200
     await exchange.start(200, [*SSE_HEADERS, *life.headers()])
     try:
-        async for event in answer.events:
+        async for arrived in answer.events:
+            event = chat_event(arrived)
             chunk = event.chunk
             if chunk is None:
-                continue  # [DONE]: our own is written below
+                continue  # nothing for a chat client, or [DONE]: our own is written below
             meter.see(chunk)
             if keep:
                 kept.append(event.data)

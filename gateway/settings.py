@@ -105,6 +105,7 @@ class BackendSettings(Strict):
 
     engine: str | None = None
     base_urls: tuple[str, ...] = ()
+    dialect: Literal["openai", "anthropic"] = Field("openai", description="The API that the servers speak.")
     api_key_env: str | None = Field(None, description="Environment variable that holds the backend's API key.")
     headers: dict[str, str] = {}
     max_outstanding: int = Field(256, ge=1, description="Requests at once per replica.")
@@ -119,6 +120,8 @@ class BackendSettings(Strict):
     def _one_source(self) -> Self:
         if bool(self.engine) == bool(self.base_urls):
             raise ValueError("give either 'engine' or 'base_urls'")
+        if self.engine and self.dialect != "openai":
+            raise ValueError("the bundled engine speaks the dialect openai")
         for url in self.base_urls:
             if not url.startswith(("http://", "https://")):
                 raise ValueError(f"a base URL starts with http:// or https://, got {url!r}")
@@ -270,6 +273,9 @@ def _conflicts(settings: Settings, document: Document) -> Iterator[Problem]:
         if model.backend not in settings.backends:
             text = f"backend '{model.backend}' of model '{name}' is not in 'backends'."
             yield document.problem(("models", name, "backend"), text, _close(model.backend, settings.backends))
+        elif settings.backends[model.backend].dialect == "anthropic" and model.max_output_tokens is None:
+            text = f"model '{name}' needs 'max_output_tokens': Anthropic servers must be told an answer's most tokens."
+            yield document.problem(("models", name), text)
     for name, backend in settings.backends.items():
         if backend.engine and backend.engine not in settings.engines:
             text = f"engine '{backend.engine}' of backend '{name}' is not in 'engines'."
