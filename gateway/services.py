@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from typing import Any, Self
 
+from backends.dialects import DIALECTS
 from backends.dispatch import Candidate, Dispatcher, Limits
 from backends.hedge import Hedging
 from backends.http import HttpClient
@@ -163,6 +164,7 @@ class Services:
             max_queued=backend.max_queued,
             queue_timeout_s=backend.queue_timeout_s,
             attempts=backend.attempts,
+            dialect=DIALECTS[backend.dialect],
             retry_share=backend.retry_share,
             hedging=None if hedge is None else Hedging(hedge.after_quantile, hedge.max_share, hedge.min_delay_s),
         )
