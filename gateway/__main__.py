@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from gateway import lifeline, logs, settings
+from gateway import lifeline, logs, settings, workers
 from gateway.app import App
 from gateway.server import Server
 from gateway.services import Services
@@ -20,13 +20,14 @@ EXIT_USAGE = 2
 EXIT_CANNOT_START = 3
 
 
-async def serve(configured: Settings) -> bool:
+async def serve(configured: Settings, worker: int = 1) -> bool:
     """Run until SIGTERM or Ctrl-C, then drain. Returns whether the server had started."""
-    server = Server(App(lambda: Services.open(configured)), configured.server)
+    server = Server(App(lambda: Services.open(configured, worker=worker)), configured.server)
+    sockets = workers.listeners(configured, worker) if configured.server.workers > 1 else None
     # What stands now lives for ever: later collections need not look at it.
     gc.collect()
     gc.freeze()
-    await server.serve()
+    await server.serve(sockets)
     return server.started
 
 
@@ -35,6 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, help="tierline.yaml; default: $TIERLINE_CONFIG or ./tierline.yaml")
     parser.add_argument("--host", help="listen on this address instead of server.host")
     parser.add_argument("--port", type=int, help="listen on this port instead of server.port")
+    parser.add_argument("--worker", type=int, default=1, help="which one of server.workers this is, from 1")
     options = parser.parse_args(arguments)
     try:
         configured = settings.load(options.config)
@@ -44,11 +46,13 @@ def main(arguments: list[str] | None = None) -> int:
     changes = {name: value for name in ("host", "port") if (value := getattr(options, name)) is not None}
     if changes:
         configured = configured.model_copy(update={"server": configured.server.model_copy(update=changes)})
+    if not 1 <= options.worker <= configured.server.workers:
+        parser.error(f"--worker {options.worker}: there are {configured.server.workers} (server.workers)")
     lifeline.watch()
     logs.setup(configured.server.log)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=_uvloop) as runner:
-        return 0 if runner.run(serve(configured)) else EXIT_CANNOT_START
+        return 0 if runner.run(serve(configured, options.worker)) else EXIT_CANNOT_START
 
 
 def _uvloop() -> asyncio.AbstractEventLoop:

@@ -55,16 +55,32 @@ def http_probe(host: str, port: int, path: str) -> Probe:
     async def probe() -> bool:
         try:
             async with asyncio.timeout(_PROBE_TIMEOUT_S):
-                reader, writer = await asyncio.open_connection(host, port)
-                try:
-                    writer.write(f"GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
-                    return (await reader.readline()).split()[1:2] == [b"200"]
-                finally:
-                    writer.close()
+                return await _answers_200(*await asyncio.open_connection(host, port), path, host)
         except (OSError, TimeoutError):
             return False
 
     return probe
+
+
+def http_socket_probe(path: Path, url_path: str) -> Probe:
+    """Ready when `GET url_path` over a Unix socket answers 200."""
+
+    async def probe() -> bool:
+        try:
+            async with asyncio.timeout(_PROBE_TIMEOUT_S):
+                return await _answers_200(*await asyncio.open_unix_connection(str(path)), url_path, "worker")
+        except (OSError, TimeoutError):
+            return False
+
+    return probe
+
+
+async def _answers_200(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str, host: str) -> bool:
+    try:
+        writer.write(f"GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
+        return (await reader.readline()).split()[1:2] == [b"200"]
+    finally:
+        writer.close()
 
 
 def socket_probe(path: Path) -> Probe:

@@ -14,6 +14,7 @@ from gateway.dialects.errors import NotAllowed, NotFound
 from gateway.engine_metrics import engine_metrics
 from gateway.http import JSON_TYPE, Exchange
 from gateway.services import Services
+from gateway.worker_metrics import everybodys_metrics
 
 _encoder = msgspec.json.Encoder()
 
@@ -61,15 +62,16 @@ async def live(services: Services, exchange: Exchange) -> None:
 
 async def ready(services: Services, exchange: Exchange) -> None:
     """`GET /health/ready`: whether this process should get traffic, and the state of what it depends on."""
-    reasons = []
+    reasons: list[str] = []
+    degraded = ["Redis is away: limits are this process's share"] if services.limiter.degraded else []
     if services.draining:
         reasons.append("draining")
     if services.journal.error:
         reasons.append("the ledger's journal cannot be written")
     backends = {name: [state.state for state in pool.snapshot()] for name, pool in services.pools.items()}
     document = {
-        "status": "not ready" if reasons else "ready",
-        "reasons": reasons,
+        "status": "not ready" if reasons else ("degraded" if degraded else "ready"),
+        "reasons": reasons + degraded,
         "backends": backends,
         "cache": "off" if services.cache is None else ("connected" if services.cache.connected else "not connected"),
         "ledger_lag_rows": services.writer.lag_rows,
@@ -79,8 +81,12 @@ async def ready(services: Services, exchange: Exchange) -> None:
 
 
 async def metrics(services: Services, exchange: Exchange) -> None:
-    """`GET /metrics`: the gateway's own, and those of the bundled engines behind it."""
-    text = generate_latest(services.metrics.registry) + await engine_metrics(services)
+    """`GET /metrics`: the gateway's own (of all its workers), and those of the bundled engines behind it."""
+    text = generate_latest(services.metrics.registry)
+    if exchange.scope["query_string"] != b"worker=this":
+        if services.settings.server.workers > 1:
+            text = (await everybodys_metrics(services.settings, services.worker, text.decode())).encode()
+        text += await engine_metrics(services)
     await exchange.respond(200, [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")], text)
 
 

@@ -1,7 +1,7 @@
 """Which processes `tierline up` runs, with which arguments: from `tierline.yaml` to command lines.
 
     stage 0   engines and the cache, side by side
-    stage 1   the gateway, once they answer
+    stage 1   the gateway, or all its workers, once they answer
 
 The engine and the cache are other programs to the gateway: they are named here by module, never imported.
 """
@@ -15,7 +15,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from gateway.child import ProcessSpec, http_probe, socket_probe
+from gateway import workers
+from gateway.child import Probe, ProcessSpec, http_probe, http_socket_probe, socket_probe
 from gateway.settings import Settings
 
 # A Unix socket's path must fit into sockaddr_un.sun_path, its final zero included.
@@ -41,7 +42,7 @@ def process_specs(settings: Settings, config: Path, model_paths: Mapping[str, Pa
     specs = [engine_spec(settings, name, model_paths[name]) for name in autostarted(settings)]
     if settings.cache.enabled:
         specs.append(cache_spec(settings))
-    return [*specs, gateway_spec(settings, config)]
+    return [*specs, *gateway_specs(settings, config)]
 
 
 def autostarted(settings: Settings) -> list[str]:
@@ -80,11 +81,7 @@ def engine_spec(settings: Settings, name: str, model: Path) -> ProcessSpec:
 def cache_spec(settings: Settings) -> ProcessSpec:
     cache = settings.cache
     path = settings.run_path("cache.sock")
-    if len(os.fsencode(path)) > _SOCKET_PATH_BYTES:
-        raise CannotStart(
-            f"{path} is too long for a Unix socket (at most {_SOCKET_PATH_BYTES} bytes): "
-            "give storage.data_dir a shorter path."
-        )
+    _check_socket_path(path)
     options: dict[str, object] = {
         "--socket": path,
         "--embedder": cache.embedder,
@@ -106,16 +103,37 @@ def cache_spec(settings: Settings) -> ProcessSpec:
     )
 
 
-def gateway_spec(settings: Settings, config: Path) -> ProcessSpec:
+def gateway_specs(settings: Settings, config: Path) -> list[ProcessSpec]:
+    """One gateway, or several that share the port; each of several is asked on a socket of its own."""
+    server = settings.server
+    if server.workers == 1:
+        return [_gateway_spec(settings, config, 1, http_probe(_reachable(server.host), server.port, "/health/ready"))]
+    specs = []
+    for worker in range(1, server.workers + 1):
+        path = workers.socket_path(settings, worker)
+        _check_socket_path(path)
+        specs.append(_gateway_spec(settings, config, worker, http_socket_probe(path, "/health/ready")))
+    return specs
+
+
+def _gateway_spec(settings: Settings, config: Path, worker: int, ready: Probe) -> ProcessSpec:
     server = settings.server
     return ProcessSpec(
-        name="gateway",
-        argv=_module("gateway", {"--config": config}),
-        ready=http_probe(_reachable(server.host), server.port, "/health/ready"),
+        name=workers.name(settings, worker),
+        argv=_module("gateway", {"--config": config, "--worker": worker if server.workers > 1 else None}),
+        ready=ready,
         stage=1,
         stop_timeout_s=server.shutdown_delay_seconds + server.drain_seconds + _KILL_AFTER_DRAIN_S,
         address=f"{server.host}:{server.port}",
     )
+
+
+def _check_socket_path(path: Path) -> None:
+    if len(os.fsencode(path)) > _SOCKET_PATH_BYTES:
+        raise CannotStart(
+            f"{path} is too long for a Unix socket (at most {_SOCKET_PATH_BYTES} bytes): "
+            "give storage.data_dir a shorter path."
+        )
 
 
 def served_name(settings: Settings, engine: str) -> str:

@@ -12,8 +12,7 @@ import logging
 import os
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from backends.dialects import DIALECTS
 from backends.dispatch import Candidate, Dispatcher, Limits
@@ -22,6 +21,7 @@ from backends.http import HttpClient
 from backends.pool import Pool, Timeouts
 from cache.client import CacheClient, Lookup
 from cache.flight import SingleFlight
+from gateway import workers
 from gateway.access.counters_memory import MemoryLimiter
 from gateway.access.holds import OutputEstimator
 from gateway.access.keystore import KeyStore
@@ -30,15 +30,19 @@ from gateway.dialects.openai_chat import output_limit
 from gateway.ledger.database import Database
 from gateway.ledger.journal import Journal
 from gateway.ledger.prices import PriceBook
-from gateway.ledger.reports import month_spend
+from gateway.ledger.takeover import take_over
 from gateway.ledger.writer import LedgerWriter
 from gateway.life import Life
+from gateway.limiter import open_limiter
 from gateway.model_defaults import model_defaults
 from gateway.settings import Settings
 from gateway.telemetry import Metrics
 from gateway.tracing import Tracing
 from policies.watch import PolicyStore, Reload
 from tiers.task import TaskClassifier
+
+if TYPE_CHECKING:
+    from gateway.access.counters_shared import SharedLimiter
 
 logger = logging.getLogger("tierline")
 
@@ -57,7 +61,7 @@ class Services:
     tracing: Tracing
     database: Database
     keys: KeyStore
-    limiter: MemoryLimiter
+    limiter: MemoryLimiter | SharedLimiter
     estimator: OutputEstimator
     journal: Journal
     writer: LedgerWriter
@@ -71,20 +75,22 @@ class Services:
     dispatcher: Dispatcher
     http: HttpClient
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, worker: int = 1) -> None:
         self.settings = settings
+        self.worker = worker
         self.draining = False
         self._stack = AsyncExitStack()
         self._background: set[asyncio.Task[Any]] = set()
 
     @classmethod
-    async def open(cls, settings: Settings, *, tracing: Tracing | None = None) -> Self:
-        """Open everything; what was opened is closed again if something fails.
+    async def open(cls, settings: Settings, *, worker: int = 1, tracing: Tracing | None = None) -> Self:
+        """Open everything; what was opened is closed again if something fails. `worker`: which of server.workers.
 
         Raises:
-            MissingSecret, InvalidFile, InvalidPrice, JournalError, SQLAlchemyError: what is wrong and what to do.
+            MissingSecret, MissingExtra, InvalidFile, InvalidPrice, JournalError, SQLAlchemyError: what is wrong and
+            what to do.
         """
-        services = cls(settings)
+        services = cls(settings, worker)
         try:
             await services._open(tracing)
         except BaseException:
@@ -109,13 +115,15 @@ class Services:
         stack.callback(self.policies.close)
         self.database = await Database.open(settings.database_url())
         stack.push_async_callback(self.database.close)
-        self.journal = Journal.open(data_dir / "journal")
+        self.journal = Journal.open(workers.journal_path(settings, self.worker))
         stack.callback(self.journal.close)
         self.writer = LedgerWriter(self.journal, self.database)
         await self.writer.flush()  # budgets start from the ledger, so what the last process left must be in it
         self.writer.start()
         stack.push_async_callback(self.writer.stop)
-        self.limiter = MemoryLimiter(await month_spend(self.database, datetime.now(UTC)))
+        left = await take_over(workers.left_journals(settings, self.worker), self.database)
+        self.limiter = await open_limiter(settings, self.database, [self.journal.directory, *left])
+        stack.push_async_callback(self.limiter.stop)
         self.estimator = OutputEstimator()
         self.keys = KeyStore(self.database, load_secret(data_dir / "secret"), settings.default_limits)
         await self.keys.start()
@@ -214,6 +222,7 @@ class Services:
         """Keep the gauges that no event sets."""
         while True:
             self.metrics.holds.set(self.limiter.open_holds)
+            self.metrics.limiter_degraded.set(1 if self.limiter.degraded else 0)
             self.metrics.journal_lag.set(self.writer.lag_rows)
             self.metrics.cache_connected.set(1 if self.cache is not None and self.cache.connected else 0)
             for name, pool in self.pools.items():

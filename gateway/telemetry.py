@@ -121,6 +121,11 @@ class Metrics:
         )
         self.in_flight = Gauge("tierline_requests_in_flight", "Requests being served.", registry=registry)
         self.holds = Gauge("tierline_holds_open", "Holds not yet settled.", registry=registry)
+        self.limiter_degraded = Gauge(
+            "tierline_limiter_degraded",
+            "1 while Redis is away and this process keeps to its share of the limits.",
+            registry=registry,
+        )
         self.journal_lag = Gauge(
             "tierline_ledger_lag_rows", "Rows in the journal that the database does not have yet.", registry=registry
         )

@@ -323,12 +323,13 @@ function operations.leave(a)
   return answer('left', 0)
 end
 
--- owner: ids of its holds that are not settled, expired ones too.
+-- owners: ids of their holds that are not settled, expired ones too.
 function operations.owned(a)
-  local ids = {}
+  local wanted, ids = {}, {}
+  for _, owner in ipairs(a.owners) do wanted[owner] = true end
   for _, id in ipairs(redis.call('ZRANGE', EXPIRY, 0, -1)) do
     local hold = hold_of(id)
-    if hold and hold.owner == a.owner then ids[#ids + 1] = id end
+    if hold and wanted[hold.owner] then ids[#ids + 1] = id end
   end
   return answer('owned', 0, ids)
 end

@@ -144,6 +144,9 @@ class MemoryLimiter:
         self._reclaim(self._clock())
         return budget_used([(scope, self._counters(scope.id)) for scope in scopes])
 
+    async def stop(self) -> None:
+        """Nothing runs in the background, and nothing outlives the process."""
+
     async def balance(self, scope_id: str) -> tuple[int, int]:
         """What a scope has settled and what is held, this month, in nano-dollars."""
         self._reclaim(self._clock())

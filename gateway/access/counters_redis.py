@@ -142,9 +142,9 @@ class RedisLimiter:
     async def leave(self, process: str) -> None:
         await self._call("leave", {"process": process})
 
-    async def owned(self) -> list[str]:
-        """Ids of the holds of this owner that are not settled, expired ones too."""
-        answer = await self._call("owned", {"owner": self.owner})
+    async def owned(self, others: Collection[str] = ()) -> list[str]:
+        """Ids of the holds of this owner, and of some others, that are not settled; expired ones too."""
+        answer = await self._call("owned", {"owners": [self.owner, *others]})
         return list(answer[2])
 
     async def read_ledger(self, *, start_over: bool = False) -> None:

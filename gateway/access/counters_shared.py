@@ -58,7 +58,11 @@ class _Settled(msgspec.Struct):
 
 
 class SharedLimiter:
-    """`processes`: how many there are as long as Redis has not said. `spent`: the ledger's sums of this month."""
+    """`processes`: how many there are as long as Redis has not said. `spent`: the ledger's sums of this month.
+
+    `former_owners` are processes that will not come back, whose rows are in the ledger: their holds are settled, like
+    those that an earlier process of this owner left.
+    """
 
     def __init__(
         self,
@@ -68,11 +72,13 @@ class SharedLimiter:
         processes: int,
         spent: Mapping[str, int],
         used_by: UsedBy,
+        former_owners: Collection[str] = (),
     ) -> None:
         self._redis = redis
         self._when_down = when_down
         self._name = new_id()
-        self._used_by: UsedBy | None = used_by  # None once the holds of an earlier process are settled
+        self._used_by: UsedBy | None = used_by  # None once the holds of earlier processes are settled
+        self._former_owners = former_owners
         self._open: dict[str, _Open] = {}
         self._waiting: list[_Settled] = []
         self._overflown = False
@@ -317,11 +323,11 @@ class SharedLimiter:
             self._overflown = False
 
     async def _settle_left_over(self) -> None:
-        """Settle what an earlier process with this journal had open: its rows are in the ledger by now."""
+        """Settle what earlier processes had open: their rows are in the ledger by now."""
         if self._used_by is None:
             return
         mine = {*self._open, *(ended.hold_id for ended in self._waiting)}
-        left = [hold_id for hold_id in await self._redis.owned() if hold_id not in mine]
+        left = [hold_id for hold_id in await self._redis.owned(self._former_owners) if hold_id not in mine]
         try:
             used = await self._used_by(left) if left else {}
         except Exception as error:
