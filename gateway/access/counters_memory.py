@@ -28,6 +28,8 @@ from gateway.access.limits import Admission, Grant, Refused, Scope, Standing
 class MemoryLimiter:
     """Counters of this process. `spent` is the ledger's sum of the running month by scope id."""
 
+    degraded = False  # nothing that it depends on can be away
+
     def __init__(
         self,
         spent: Mapping[str, int] | None = None,
