@@ -28,7 +28,10 @@ def test_cumulative_usage_is_not_summed() -> None:
         ([{"content": "x" * 40}], 10),
         ([{"role": "assistant"}, {"content": ""}], 0),
         ([{"reasoning_content": "hm"}, {"content": "so"}], 2),
+        ([{"reasoning_content": "x" * 8, "content": "y" * 8}], 4),
         ([{"tool_calls": [{"index": 0, "function": {"arguments": "{" * 9}}]}], 3),
+        ([{"tool_calls": [{"index": 0, "function": {"name": "find_orders", "arguments": ""}}]}], 3),
+        ([{"content": "今天下午三点开会"}], 6),  # 24 bytes
     ],
 )
 def test_own_count(deltas: list[dict[str, object]], expected: int) -> None:
@@ -52,3 +55,11 @@ def test_a_whole_answer() -> None:
     answer = {"model": "m", "choices": [{"message": {"content": "abcdefgh"}, "finish_reason": "stop"}]}
     meter.see_whole(msgspec.convert(answer, ChatCompletion))
     assert (meter.counted_output(), meter.finish_reasons, meter.upstream_model) == (2, {0: "stop"}, "m")
+
+
+def test_everything_that_a_whole_answer_holds_was_written() -> None:
+    meter = Meter()
+    call = {"id": "call_1", "type": "function", "function": {"name": "f" * 8, "arguments": "{" * 8}}
+    message = {"content": "c" * 8, "reasoning_content": "r" * 8, "refusal": "n" * 8, "tool_calls": [call]}
+    meter.see_whole(msgspec.convert({"choices": [{"message": message}]}, ChatCompletion))
+    assert meter.counted_output() == 10
