@@ -10,9 +10,10 @@ the process runs, and at least for `GRACE_S`: a request that was already on its 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, cast
 
@@ -25,7 +26,7 @@ logger = logging.getLogger("tierline.edge")
 
 GRACE_S = 1.0
 _POLL_S = 0.05
-_CANCEL_S = 5.0  # how long a cancelled request may take to say so to its client and to the books
+_CANCEL_S = 1.5  # how long a cancelled request may take to say so to its client, and then to the books
 
 
 class Server(uvicorn.Server):
@@ -57,6 +58,13 @@ class Server(uvicorn.Server):
         self.drain()
         super().handle_exit(sig, frame)
 
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As uvicorn's, without raising them again at the end: being asked to stop is no failure."""
+        with super().capture_signals():
+            yield
+            self._captured_signals.clear()
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._sweeper = asyncio.create_task(self._sweep(), name="sweep")
@@ -74,7 +82,10 @@ class Server(uvicorn.Server):
         await self._until(self.limits.drain_s, lambda now: self._drained(now >= grace_ends))
         await self._cancel_requests()
         for connection in self.connections():
-            connection.transport.close()
+            if self.force_exit:
+                connection.transport.abort()
+            else:
+                connection.transport.close()
         if self._sweeper is not None:
             self._sweeper.cancel()
         if not self.force_exit:
@@ -114,4 +125,8 @@ class Server(uvicorn.Server):
         logger.warning("the time to drain is over: %d requests are cancelled", len(tasks))
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks, timeout=_CANCEL_S)
+        _, waiting = await asyncio.wait(tasks, timeout=_CANCEL_S)
+        if waiting:  # for clients that do not read
+            for connection in self.connections():
+                connection.transport.abort()
+            await asyncio.wait(waiting, timeout=_CANCEL_S)

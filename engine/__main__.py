@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -141,9 +140,6 @@ async def serve(model: Model, config: EngineConfig, listener: socket.socket, wat
             server.should_exit = True
 
     client.startup_failure.add_done_callback(stop_if_the_model_cannot_be_loaded)
-    # uvicorn takes the signals over while it serves and raises them again at its end; being told to stop is no failure.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
     host, port = listener.getsockname()[:2]
     print(f"engine for '{model.name}' listens on http://{host}:{port}", flush=True)
     await server.serve(sockets=[listener])

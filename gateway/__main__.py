@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import logging
+import os
 import signal
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ from gateway.services import Services
 from gateway.settings import Settings
 from policies.yamlfile import InvalidFile
 
+EXIT_STOPPED = 1  # at once, without draining
 EXIT_USAGE = 2
 EXIT_CANNOT_START = 3
 
@@ -28,6 +31,9 @@ async def serve(configured: Settings, worker: int = 1) -> bool:
     gc.collect()
     gc.freeze()
     await server.serve(sockets)
+    if server.force_exit:  # asked twice: nothing is waited for, and nothing needs it, the journal is on disk
+        logging.shutdown()
+        os._exit(EXIT_STOPPED)
     return server.started
 
 
