@@ -109,6 +109,11 @@ def with_database(
         fail(f"the database failed: {error.orig}")
 
 
+def short(path: Path) -> str:
+    """The path as it can be typed from here."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
 def print_json(value: Any) -> None:
     """One JSON document on standard output."""
     print(json.dumps(value, indent=2, ensure_ascii=False, default=str))

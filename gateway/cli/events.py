@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from gateway.cli.common import short
 from gateway.settings import Settings
 from gateway.supervisor import Event
 
@@ -52,11 +53,11 @@ class Words:
     def _exited(self, detail: dict[str, object]) -> str:
         tail = detail.get("tail")
         last = "".join(f"\n    {line}" for line in tail[-5:]) if isinstance(tail, list) else ""
-        return f"ended with code {detail.get('code')}; the end of {_short(Path(str(detail.get('log'))))}:{last}"
+        return f"ended with code {detail.get('code')}; the end of {short(Path(str(detail.get('log'))))}:{last}"
 
     def up(self) -> str:
         """What to do now: the address, the first key and its file, and a line to paste."""
-        token, path = self._first_key.token, _short(self._first_key.path)
+        token, path = self._first_key.token, short(self._first_key.path)
         question = '[{"role": "user", "content": "What is the capital of France?"}]'
         body = f'{{"model": "auto", "temperature": 0, "messages": {question}}}'
         if token:
@@ -66,7 +67,7 @@ class Words:
         bearer = f"$(cat {shlex.quote(path)})" if token else "YOUR_KEY"
         lines = ["", f"Tierline is up: {self._url}/v1", "", *key]
         lines += [
-            f"  logs       {_short(self._settings.storage.data_dir / 'log')}",
+            f"  logs       {short(self._settings.storage.data_dir / 'log')}",
             "  stop       Ctrl-C",
             "",
             f"  curl {self._url}/v1/chat/completions \\",
@@ -78,11 +79,6 @@ class Words:
 
     def _new_key_command(self) -> str:
         """As it can be typed from here: after `make run` the command is in the environment, not on the path."""
-        program = "tierline" if shutil.which("tierline") else _short(Path(sys.executable).with_name("tierline"))
-        config = f" --config {shlex.quote(_short(self._config))}" if self._config else ""
+        program = "tierline" if shutil.which("tierline") else short(Path(sys.executable).with_name("tierline"))
+        config = f" --config {shlex.quote(short(self._config))}" if self._config else ""
         return f"{program} keys create --name NAME{config}"
-
-
-def _short(path: Path) -> str:
-    """The path as it can be typed from here."""
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

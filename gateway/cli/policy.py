@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from gateway.cli.common import ConfigOption, Exit, JsonOption, config_path, fail, print_json, settings_or_exit
+from gateway.cli.common import ConfigOption, Exit, JsonOption, config_path, fail, print_json, settings_or_exit, short
 from tiers import TIERS
 
 app = typer.Typer(no_args_is_help=True, help="Check and explain routing policies.")
@@ -143,7 +143,7 @@ def _environment(path: Path | None, config: Path | None) -> tuple[Path, list[str
     if path is not None and config is None and not config_path(None).exists():
         return path, None, None
     settings = settings_or_exit(config)
-    return path or settings.policies_dir, settings.tiers_served(), list(settings.models)
+    return path or Path(short(settings.policies_dir)), settings.tiers_served(), list(settings.models)
 
 
 def _request(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:

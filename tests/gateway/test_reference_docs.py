@@ -53,6 +53,34 @@ def test_the_cli_page_names_no_option_that_does_not_exist() -> None:
     assert written <= known, written - known
 
 
+def written_commands() -> list[tuple[str, str]]:
+    """Every `tierline ...` in a code span or block of the handbook, and its page."""
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    found: list[tuple[str, str]] = []
+    for page in pages:
+        text = page.read_text()
+        lines = re.findall(r"^(?: {4}|\$ )?tierline (.*?)(?:  #.*)?$", text, re.MULTILINE)
+        found += [(page.name, line) for line in [*re.findall(r"`tierline ([^`]+)`", text), *lines]]
+    return found
+
+
+def test_the_handbook_writes_commands_as_they_are() -> None:
+    known = {words: names for command in COMMANDS for words, names in options(command.name)}
+    checked = 0
+    for page, line in written_commands():
+        words = [word for word in line.split()[:2] if re.fullmatch(r"[a-z]+", word)]
+        command = next((name for name in (" ".join(words), *words[:1]) if name in known), None)
+        if command is None:
+            # A group by itself, `a|b` for several, or COMMAND for any.
+            assert any(name.startswith(f"{words[0]} ") for name in known) if words else line[0] in "C-", (page, line)
+            continue
+        own_program = command in ("gateway", "engine")
+        given = set(re.findall(r"--[a-z][a-z-]+", line))
+        assert own_program or given <= known[command] | EVERYWHERE, (page, line)
+        checked += 1
+    assert checked > 30
+
+
 def keys(model: type[BaseModel]) -> Iterator[str]:
     """Every key of the platform file, wherever it stands."""
     for name, field in model.model_fields.items():
