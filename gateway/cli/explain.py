@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -91,4 +90,14 @@ def _block(title: str, values: dict[str, Any]) -> None:
     print(f"  {title}")
     width = max(len(name) for name in values)
     for name, value in values.items():
-        print(f"    {name:<{width}}  {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}")
+        print(f"    {name:<{width}}  {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_shown(inner)}" for name, inner in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_shown, value)) or "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return (f"{value:.3g}" if isinstance(value, float) else str(value)) or "-"

@@ -35,7 +35,8 @@ def config(tmp_path: Path) -> Path:
         decision = Decision(
             request_id="r0", ts_ms=1, policy="default", policy_version="3", rule="everything else",
             why="no rule matched",
-            features={"prompt_tokens": 1000, "tags": ["a=b"]}, candidates=[{"model": "m0", "tier": "small"}],
+            features={"prompt_tokens": 1000, "tags": ["a=b"], "p_success": {"small": 0.26221420030494513, "large": 0.5}},
+            candidates=[{"model": "m0", "tier": "small"}],
         )  # fmt: skip
         await database.insert_rows(rows, [decision])
         await database.close()
@@ -101,7 +102,7 @@ def test_explain_tells_the_decision_and_the_attempts(config: Path) -> None:
         "m0 on local: success (200)",
         "small (asked for large)",
         "time       250 ms, first token after 12 ms",
-        '  features\n    prompt_tokens  1000\n    tags           ["a=b"]\n',
+        "  features\n    prompt_tokens  1000\n    tags           a=b\n    p_success      small 0.262, large 0.5\n",
         "  candidate 1\n    model  m0\n    tier   small\n",
         "1000 in (10 cached), 7 out",
         "$1.00 at v@1",
