@@ -100,4 +100,4 @@ def _shown(value: Any) -> str:
         return ", ".join(map(_shown, value)) or "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return (f"{value:.3g}" if isinstance(value, float) else str(value)) or "-"
+    return (f"{round(value, 3):g}" if isinstance(value, float) else str(value)) or "-"

@@ -35,7 +35,7 @@ def config(tmp_path: Path) -> Path:
         decision = Decision(
             request_id="r0", ts_ms=1, policy="default", policy_version="3", rule="everything else",
             why="no rule matched",
-            features={"prompt_tokens": 1000, "tags": ["a=b"], "p_success": {"small": 0.26221420030494513, "large": 0.5}},
+            features={"prompt_tokens": 1000, "tags": ["a=b"], "p_success": {"small": 0.262214200304, "large": 0.5}},
             candidates=[{"model": "m0", "tier": "small"}],
         )  # fmt: skip
         await database.insert_rows(rows, [decision])
