@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import msgspec
+import openai
 import pytest
 import pytest_asyncio
 
@@ -377,8 +378,21 @@ async def test_only_if_cached_counts_as_a_request(door: FrontDoor) -> None:
     assert (await door.chat(token=token, headers=headers)).status_code == 429
 
 
-async def test_clients_do_not_try_again_when_the_month_is_spent(door: FrontDoor) -> None:
+async def test_the_sdk_does_not_try_again_in_vain(door: FrontDoor) -> None:
+    """Neither when the month is spent nor when an answer is not cached; its own rule would be twice more."""
     token = await key(door, budget_nanousd=1)
-    response = await door.chat(token=token)
-    assert (response.status_code, response.headers["x-should-retry"]) == (429, "false")
-    assert int(response.headers["retry-after"]) > 60
+    async with openai.AsyncOpenAI(base_url=f"{door.url}/v1", api_key=token) as client:
+        with pytest.raises(openai.RateLimitError) as refused:
+            await client.chat.completions.create(model="mock", messages=[{"role": "user", "content": "Hi"}])
+        with pytest.raises(openai.InternalServerError) as missing:
+            await client.chat.completions.create(
+                model="mock",
+                messages=[{"role": "user", "content": "Hi"}],
+                extra_headers={"x-tierline-cache": "only-if-cached"},
+            )
+    assert refused.value.code == "budget_exhausted"
+    assert int(refused.value.response.headers["retry-after"]) > 60
+    assert missing.value.code == "not_in_cache"
+    metrics = (await door.client.get("/metrics")).text
+    assert 'tierline_requests_total{outcome="refused",route="chat.completions",status="429"} 1.0' in metrics
+    assert 'tierline_requests_total{outcome="not_cached",route="chat.completions",status="504"} 1.0' in metrics
