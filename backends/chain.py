@@ -113,6 +113,10 @@ class Chain:
         if silent:
             self._silent.append(candidate)
 
+    def elsewhere(self, candidate: Candidate) -> bool:
+        """Whether its backend has a free replica that was not asked yet."""
+        return self._pools[candidate.backend].fresh(self._tried.get(candidate.backend, ()))
+
     async def answer(self, call: Call, candidates: Sequence[Candidate]) -> Dispatched:
         """A committed answer to `call` from one of `candidates`, tried in their order.
 

@@ -306,6 +306,10 @@ class Connection(asyncio.Protocol):
 
     # What the parser calls.
 
+    def on_message_begin(self) -> None:
+        if self._exchange is None:  # what follows would be taken for the answer to the next request
+            raise ValueError("an answer that nobody asked for")
+
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > MAX_HEAD_BYTES:

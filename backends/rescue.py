@@ -31,6 +31,7 @@ from backends.openai import chat_event
 from backends.protocol import ChatChunk, Json, Usage
 
 CHARACTERS_PER_TOKEN = 4
+LONG_TOKEN_CHARACTERS = 8  # events that are longer than this on average hold several tokens
 
 # Fields of a request that leave its answer without a seam, and what they ask for.
 _NO_SEAM: Mapping[str, str] = {
@@ -98,13 +99,13 @@ class Rescuable(Dispatched):
             raise _final(cut, f"not continued, because {why_not}") from cut
         text, tokens = self._delivered.text(), self._delivered.tokens()
         here = self.attempt.candidate
-        others = [candidate for candidate in self._candidates if candidate.prefill and candidate != here]
+        able = [candidate for candidate in self._candidates if candidate.prefill and candidate != here]
+        if here.prefill:  # the same model on another replica first, the replica that broke off last
+            able.insert(0 if self._chain.elsewhere(here) else len(able), here)
         self._chain.observer.attempt_cut(self.attempt)
         self._chain.broke(here, "timeout" in cut.kind, str(cut))
         try:
-            answer = await self._chain.answer(
-                continuation(self._call, text, tokens), [here, *others] if here.prefill else others
-            )
+            answer = await self._chain.answer(continuation(self._call, text, tokens), able)
         except (NoBackend, UpstreamRefused, CannotTranslate) as error:
             raise _final(cut, f"nobody could continue it: {error}") from cut
         assert answer.stream is not None
@@ -155,10 +156,12 @@ class Delivered:
         return "".join(self._parts)
 
     def tokens(self) -> int:
-        """As the server reported, else counted: about one per event, and not fewer than the characters suggest."""
+        """As the server reported, else counted: servers send a token per event; if events are longer, by characters."""
         if self._usage is not None and self._usage.completion_tokens is not None:
             return self._before + self._usage.completion_tokens
-        return self._before + max(self._events, -(-self._characters // CHARACTERS_PER_TOKEN))
+        if self._characters <= LONG_TOKEN_CHARACTERS * self._events:
+            return self._before + self._events
+        return self._before - (-self._characters // CHARACTERS_PER_TOKEN)
 
     def next_part(self) -> None:
         """Another attempt goes on from here."""

@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import signal
 import socket
+import struct
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -24,9 +25,11 @@ import httptools
 import msgspec
 import uvloop
 
+from bench import mock_faults
+from bench.mock_faults import STREAM_END, STREAM_HEAD
 from bench.mock_wire import OpenAIWire, Record, Wire, http_answer, sse
 
-KINDS = ("answer", "status", "hang", "close", "drop", "cut", "end", "stall", "error", "garbage")
+KINDS = ("answer", "status", "hang", "close", "drop", "cut", "end", "stall", "error", "garbage", *mock_faults.KINDS)
 
 
 class Behaviour(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,7 +39,7 @@ class Behaviour(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     byte; drop: the answer, then the idle connection closes unannounced. After `after` content events of a stream, or
     in place of the plain answer: cut: the connection breaks (plain: in the middle of the body); end: a well-formed end
     of the body with neither finish_reason nor [DONE]; stall: silence; error: an error object, status 200; garbage: not
-    JSON.
+    JSON. Faults of HTTP itself: `mock_faults.py`.
     """
 
     kind: str = "answer"
@@ -76,11 +79,6 @@ _EMBEDDING = {
     "data": [{"object": "embedding", "index": 0, "embedding": [0.125] * 16}],
     "usage": {"prompt_tokens": 5, "total_tokens": 5},
 }
-_STREAM_HEAD = (
-    b"HTTP/1.1 200 OK\r\nserver: mock\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
-    b"cache-control: no-cache\r\ntransfer-encoding: chunked\r\n\r\n"
-)
-_LAST = b"0\r\n\r\n"
 
 
 class MockUpstream:
@@ -240,9 +238,30 @@ class _Connection(asyncio.Protocol):
         self.transport.write(data)
         self._ended("answered")
 
-    async def _fault(self, chosen: Behaviour) -> bool:
+    async def _play(self, script: mock_faults.Script, interval_ms: float) -> None:
+        """Write what the script says and end as it says."""
+        for number, piece in enumerate(script.pieces):
+            if number:
+                await asyncio.sleep(interval_ms / 1000)
+            self.transport.write(piece)
+        if script.ending == "silence":
+            self.mock.changed()
+            await asyncio.Event().wait()
+        self._ended("fault")
+        if script.ending == "close":
+            self.transport.close()
+        elif script.ending == "reset":
+            await asyncio.sleep(0.05)  # what was written has to arrive first
+            linger = struct.pack("ii", 1, 0)
+            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            self.transport.abort()
+
+    async def _fault(self, chosen: Behaviour, record: Record) -> bool:
         """Faults that look the same for plain answers and streams. True: this was one."""
-        if chosen.kind == "status":
+        script = mock_faults.script(chosen.kind, self.mock.wire, record, chosen.after)
+        if script is not None:
+            await self._play(script, chosen.interval_ms)
+        elif chosen.kind == "status":
             extra = f"retry-after: {chosen.retry_after}\r\n".encode() if chosen.retry_after else b""
             message = f"the mock was asked for status {chosen.status}"
             self._finish(http_answer(chosen.status, self.mock.wire.error(message, chosen.status), extra=extra))
@@ -257,7 +276,7 @@ class _Connection(asyncio.Protocol):
     async def _plain(self, chosen: Behaviour, record: Record) -> None:
         if chosen.delay_ms:
             await asyncio.sleep(chosen.delay_ms / 1000)
-        if await self._fault(chosen):
+        if await self._fault(chosen, record):
             return
         wire = self.mock.wire
         if chosen.kind in ("answer", "drop"):
@@ -275,7 +294,7 @@ class _Connection(asyncio.Protocol):
             self._finish(http_answer(200, wrong))
 
     async def _stream(self, chosen: Behaviour, record: Record) -> None:
-        if await self._fault(chosen):
+        if await self._fault(chosen, record):
             return
         async for piece in self._events(chosen, record):
             await self.writable.wait()
@@ -292,13 +311,13 @@ class _Connection(asyncio.Protocol):
             self.mock.changed()
             await asyncio.Event().wait()
         else:
-            self._finish(_LAST)
+            self._finish(STREAM_END)
             if chosen.kind == "drop":
                 self.transport.close()
 
     async def _events(self, chosen: Behaviour, record: Record) -> AsyncIterator[bytes]:
         wire = self.mock.wire
-        yield _STREAM_HEAD + wire.start(record)
+        yield STREAM_HEAD + wire.start(record)
         whole = chosen.kind in ("answer", "drop")
         if chosen.first_ms:
             await asyncio.sleep(chosen.first_ms / 1000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
@@ -99,11 +100,15 @@ class Bench:
         return self.pools[name]
 
     async def open(self, *models: str, stream: bool = True, **options: Any) -> Dispatched:
-        """Ask for `models`, each NAME@POOL or NAME (on the pool `main`)."""
+        """Ask for `models`, each NAME@POOL or NAME (on the pool `main`).
+
+        `about` are further fields of each candidate, in turn, `payload` of the payload; the rest goes to the call.
+        """
         candidates = []
-        for model in models or ("mock",):
+        about: list[dict[str, Any]] = options.pop("about", [{}])
+        for model, fields in zip(models or ("mock",), itertools.cycle(about)):
             name, _, pool = model.partition("@")
-            candidates.append(Candidate(name.partition(",")[0], "small", pool or "main", name))
+            candidates.append(Candidate(name.partition(",")[0], "small", pool or "main", name, **fields))
         payload = {"model": "public", "messages": [{"role": "user", "content": "hello"}], **options.pop("payload", {})}
         call = Call(payload, "chat", stream, "req-1", **options)
         return await self.dispatcher.open(call, candidates, self.observer)

@@ -343,3 +343,20 @@ async def test_tls() -> None:
     assert "certificate" in str(caught.value).lower()
     await trusting.aclose()
     server.close()
+
+
+@pytest.mark.parametrize("more", [b"ev", b"evil!", b"evil!HTTP/1.1 2", b""])
+async def test_an_answer_that_nobody_asked_for_never_answers_the_next_request(client, serve, more):
+    head = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n"
+
+    async def handle(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(head + b"right" + head + more)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"XXX")
+
+    origin = await serve(handle)
+    for _ in range(2):
+        exchange = await send(client, origin)
+        assert await exchange.read_all(100) == b"right"
+        assert not origin.idle

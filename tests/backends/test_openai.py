@@ -8,10 +8,11 @@ import time
 import msgspec
 import pytest
 
+from backends.attempt import AttemptFailed, Call
 from backends.dialect import MalformedAnswer
 from backends.dispatch import NoBackend, StreamCut
 from backends.http import retry_after_s
-from backends.openai import decode_answer, decode_chunk, has_content
+from backends.openai import OPENAI, decode_answer, decode_chunk, error_in, has_content
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"  # its body ends with the connection
 
@@ -210,6 +211,26 @@ async def test_an_error_whose_body_never_comes_is_still_an_error(bench, serve, m
     with pytest.raises(NoBackend) as caught:
         await bench.open()
     assert caught.value.attempts[0].error == "upstream_error: status 503"
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"choices":' * 100_000, b"\xff", b"", b"[]", b"{}"])
+def test_what_is_no_answer_is_told_apart(body):
+    with pytest.raises(MalformedAnswer):
+        OPENAI.answer(body, Call({}, "chat", False, "r"))
+    assert error_in(body) is None
+
+
+def test_an_answer_to_embeddings_has_no_choices():
+    assert OPENAI.answer(b'{"data":[]}', Call({}, "embeddings", False, "r")).completion.choices == []
+
+
+def test_an_error_may_be_the_whole_body():
+    body = b'{"object":"error","message":"out of memory","type":"InternalServerError","code":500}'
+    assert OPENAI.answer(body, Call({}, "chat", False, "r")).completion.error["code"] == 500
+    assert OPENAI.error(body)["message"] == "out of memory"
+    with pytest.raises(AttemptFailed) as caught:
+        OPENAI.reader(Call({}, "chat", True, "r")).read((b"", body, b""))
+    assert caught.value.status == 500
 
 
 # Retry-After.
