@@ -196,6 +196,7 @@ async def _stream(call: Call, pool: Pool, replica: Replica, attempt: Attempt, ex
     def ended(outcome: Outcome, failure: AttemptFailed | None) -> None:
         if outcome == "success":
             pool.succeeded(replica)
+            pool.gives_reasons = pool.gives_reasons or stream.finished
         elif failure is not None:
             pool.failed(replica, failure, time.monotonic() - attempt.started)
         pool.release(replica)
@@ -208,6 +209,7 @@ async def _stream(call: Call, pool: Pool, replica: Replica, attempt: Attempt, ex
         pool.timeouts.between_tokens_s,
         choices if isinstance(choices, int) else 1,
         ended,
+        gives_reasons=pool.gives_reasons,
     )
     await stream.commit()
     attempt.first_content_s = time.monotonic() - attempt.started

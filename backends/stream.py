@@ -1,8 +1,9 @@
 """A streamed answer: read until it is committed, then event by event; one clean end, many broken ones told apart.
 
-It promises that a stream ends without an exception only if the server finished its answer (a finish reason for every
-choice, or `[DONE]`); that events that arrived before a break are delivered before it is reported; and that an event
-costs no timer and no task. A stream is committed at its first content: what came before is held back until then.
+It promises that a stream ends without an exception only if the server finished its answer: with a finish reason for
+every choice, or with `[DONE]` if it is a server that has never given a reason. It promises further that events that
+arrived before a break are delivered before it is reported; and that an event costs no timer and no task. A stream is
+committed at its first content: what came before is held back until then.
 """
 
 from __future__ import annotations
@@ -38,12 +39,20 @@ class EventStream:
     """Events of one exchange. Iterate it after `commit`; `aclose` it whatever happens."""
 
     def __init__(
-        self, exchange: Exchange, reader: Reader, between_tokens_s: float, choices: int, on_end: OnEnd
+        self,
+        exchange: Exchange,
+        reader: Reader,
+        between_tokens_s: float,
+        choices: int,
+        on_end: OnEnd,
+        *,
+        gives_reasons: bool = False,
     ) -> None:
         self._exchange = exchange
         self._reader = reader
         self._between_tokens_s = between_tokens_s
         self._choices = choices  # how many must finish
+        self._gives_reasons = gives_reasons
         self._on_end: OnEnd | None = on_end
         self._parser = SseParser()
         self._ready: deque[Event] = deque()
@@ -61,6 +70,11 @@ class EventStream:
                 raise self._failure
         self._exchange.quiet_kind = "between_tokens_timeout"
 
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has said why it ended."""
+        return len(self._finished) >= self._choices
+
     def __aiter__(self) -> EventStream:
         return self
 
@@ -72,7 +86,7 @@ class EventStream:
                 raise StopAsyncIteration
             # Set once per event and not per piece: what only keeps the connection alive is no token.
             if not self._idle:
-                patience = AFTER_FINISH_S if len(self._finished) >= self._choices else self._between_tokens_s
+                patience = AFTER_FINISH_S if self.finished else self._between_tokens_s
                 self._exchange.quiet_deadline = time.monotonic() + patience
             while not ready and self._failure is None and not self._over:
                 await self._fill()
@@ -93,7 +107,7 @@ class EventStream:
     def _stop(self) -> None:
         """Nothing is left to deliver: end cleanly or report the break."""
         failure, self._over = self._failure, True
-        if failure is None or len(self._finished) >= self._choices:
+        if failure is None or self.finished:
             raise StopAsyncIteration
         raise StreamCut(_CUT_KINDS.get(failure.kind, "protocol"), str(failure), status=failure.status)
 
@@ -134,6 +148,8 @@ class EventStream:
             self._ready.append(event)
         elif not self._committed:
             self._fail(AttemptFailed("upstream_error", "the stream was finished before any content came"))
+        elif self._gives_reasons and not self.finished:  # something between us and the server tidied up after it
+            self._fail(AttemptFailed("upstream_error", "the stream was finished without a finish reason"))
         else:
             self._ready.append(event)
             self._over = True
@@ -145,7 +161,7 @@ class EventStream:
         self._exchange.close()
         if not self._committed:
             return  # the caller of `commit` decides what comes next
-        if len(self._finished) >= self._choices:
+        if self.finished:
             self._end("success", None)
         else:
             self._end(failure.outcome if failure.outcome == "timeout" else "cut", failure)
