@@ -41,6 +41,7 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # costs as much as everything else here, and nothing asks who the client is
                 **options,
             )
         )

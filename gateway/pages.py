@@ -93,4 +93,5 @@ async def metrics(services: Services, exchange: Exchange) -> None:
 async def openapi(services: Services, exchange: Exchange) -> None:
     """`GET /openapi.json`."""
     host = exchange.header(b"host") or f"{services.settings.server.host}:{services.settings.server.port}"
-    await _json(exchange, openapi_document.document(f"{exchange.scope.get('scheme', 'http')}://{host}"))
+    scheme = "https" if exchange.header(b"x-forwarded-proto") == "https" else "http"  # a proxy in front has the TLS
+    await _json(exchange, openapi_document.document(f"{scheme}://{host}"))

@@ -135,6 +135,11 @@ async def test_a_refusal_at_the_edge_looks_like_any_other(door: FrontDoor) -> No
     writer.close()
 
 
+async def test_behind_a_proxy_with_tls_the_api_says_https(door: FrontDoor) -> None:
+    response = await door.client.get("/openapi.json", headers={"host": "ai.example.com", "x-forwarded-proto": "https"})
+    assert response.json()["servers"][0]["url"].startswith("https://ai.example.com")
+
+
 # -- slow readers ------------------------------------------------------------------------------------------------------
 
 
