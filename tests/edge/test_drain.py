@@ -23,7 +23,7 @@ async def stop(door: Edge) -> None:
 async def listening(door: Edge) -> bool:
     try:
         (await Client.connect(door.port)).close()
-    except ConnectionRefusedError:
+    except ConnectionError:
         return False
     return True
 
