@@ -62,7 +62,7 @@ async def test_a_key_says_whose_it_is(database: Database) -> None:
     assert (who.organisation_name, who.team_name, who.project_name, who.key_name) == ("acme", "support", "bot", "ci")
     assert who.key_id == made.info.key_id
     # Its own ceilings where it has them, the configured ones elsewhere.
-    assert who.scope() == Scope(f"key:{who.key_id}", 5, 1000, 2, 7)
+    assert who.scope() == Scope(f"key:{who.key_id}", 5, 1000, 2, 7, f"Your key 'ci' ({made.info.prefix}…)")
     assert who.may_use("m")
     assert not who.may_use("other")
     other = await create_key(database, SECRET, organisation="acme", team="support")
