@@ -118,6 +118,7 @@ class Delta(msgspec.Struct, omit_defaults=True):
 class ChunkChoice(msgspec.Struct, omit_defaults=True):
     index: int = 0
     delta: Delta = msgspec.field(default_factory=Delta)
+    text: str | None = None  # of a text completion
     finish_reason: str | None = None
     logprobs: Json | None = None
 
@@ -145,6 +146,7 @@ class AnswerMessage(msgspec.Struct, omit_defaults=True):
 class AnswerChoice(msgspec.Struct, omit_defaults=True):
     index: int = 0
     message: AnswerMessage = msgspec.field(default_factory=AnswerMessage)
+    text: str | None = None  # of a text completion
     finish_reason: str | None = None
     logprobs: Json | None = None
 
@@ -197,6 +199,18 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
 )
 
 
+def check_ranges(request: msgspec.Struct) -> None:
+    """Check the numbers of a request, whichever of them it has.
+
+    Raises:
+        InvalidRequest: names the parameter and says what is allowed.
+    """
+    for name, low, high in _RANGES:
+        value = getattr(request, name, None)
+        if value is not None and not low <= value <= high:
+            raise InvalidRequest(f"'{name}' must be between {low} and {high}, got {value}.", param=name)
+
+
 def validate(request: ChatRequest) -> None:
     """Check ranges and combinations of a chat request.
 
@@ -205,10 +219,7 @@ def validate(request: ChatRequest) -> None:
     """
     if not request.messages:
         raise InvalidRequest("'messages' must hold at least one message.", param="messages", code="empty_array")
-    for name, low, high in _RANGES:
-        value = getattr(request, name)
-        if value is not None and not low <= value <= high:
-            raise InvalidRequest(f"'{name}' must be between {low} and {high}, got {value}.", param=name)
+    check_ranges(request)
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
     if request.cache_salt is not None and not 1 <= len(request.cache_salt) <= _MAX_SALT_CHARACTERS:

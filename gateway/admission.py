@@ -11,7 +11,6 @@ from gateway.access.input_bound import input_bound
 from gateway.access.limits import Admission, BudgetExhausted, Refused, Scope
 from gateway.access.principal import AuthenticationError, Principal
 from gateway.candidates import select
-from gateway.dialects import openai_chat
 from gateway.dialects.errors import BadRequest, NotAllowed, NotFound, OutOfBudget, RateLimited, Unauthenticated
 from gateway.http import Exchange
 from gateway.ledger.prices import estimate
@@ -40,10 +39,13 @@ async def authenticate(services: Services, exchange: Exchange) -> Principal:
     """
     header = exchange.header(b"authorization")
     if header is None:
-        raise Unauthenticated("No API key given. Send 'Authorization: Bearer YOUR_KEY'.", code="missing_api_key")
-    scheme, _, token = header.partition(" ")
-    if scheme.lower() != "bearer" or not token.strip():
-        raise Unauthenticated("The Authorization header must be 'Bearer YOUR_KEY'.", code="invalid_authorization")
+        token = exchange.header(b"x-api-key") or ""  # as the Anthropic SDKs send it
+        if not token.strip():
+            raise Unauthenticated("No API key given. Send 'Authorization: Bearer YOUR_KEY'.", code="missing_api_key")
+    else:
+        scheme, _, token = header.partition(" ")
+        if scheme.lower() != "bearer" or not token.strip():
+            raise Unauthenticated("The Authorization header must be 'Bearer YOUR_KEY'.", code="invalid_authorization")
     try:
         return await services.keys.authenticate_fresh(token.strip())
     except AuthenticationError as error:
@@ -107,11 +109,11 @@ async def route(services: Services, life: Life) -> None:
         NotAllowed: the key may not use it.
         BadRequest: no candidate can do what the request asks.
     """
-    principal, request = life.principal, life.request
+    principal, asked = life.principal, life.asked
     assert principal is not None
-    assert request is not None
+    assert asked is not None
     settings = services.settings
-    name = request.model
+    name = asked.model
     if name != "auto" and name not in settings.models:
         known = ", ".join(["auto", *settings.models])
         raise NotFound(
@@ -146,21 +148,21 @@ async def route(services: Services, life: Life) -> None:
     profile = None
     if policy.needs_profile and (name == "auto" or name in policy.document.applies_to.models):
         profile = services.classifier.classify(
-            life.payload["messages"],
-            tools=bool(request.tools),
-            response_format=request.response_format,
-            max_tokens=openai_chat.output_limit(request),
+            asked.messages,
+            tools=bool(asked.payload.get("tools")),
+            response_format=asked.payload.get("response_format"),
+            max_tokens=asked.max_tokens,
         )
-    life.facts = from_chat(life.payload, context, profile)
+    life.facts = from_chat(asked.chat(), context, profile)
     life.policy = policy
     life.decision = decide(policy, life.facts)
     life.input_estimate = life.facts.prompt_tokens
     selection = select(
         settings,
         life.decision,
-        openai_chat.needs(request),
+        asked.needs,
         life.input_estimate,
-        openai_chat.named_output_limit(request),
+        asked.output_limit,
         principal,
     )
     life.candidates = selection.candidates
@@ -218,18 +220,18 @@ def _set_aside(services: Services, life: Life, principal: Principal) -> tuple[in
     A stream's hold is raised as it grows. A plain answer is seen only when it is whole, so where it has a bound, all of
     that is held.
     """
-    assert life.request is not None
-    life.input_hold = input_bound(life.payload)
-    asked = openai_chat.output_limit(life.request)
+    asked = life.asked
+    assert asked is not None
+    life.input_hold = input_bound(asked.chat())
     dearest = 0
     for model in {candidate.model for candidate in life.candidates}:
         settings = services.settings.models[model]
-        limit = asked or settings.max_output_tokens
+        limit = asked.max_tokens or settings.max_output_tokens
         most = min(limit or settings.context_length, settings.context_length)
-        life.output_limits[model] = life.choices * most
+        life.output_limits[model] = asked.generated * most
         if limit is None or life.stream:
             most = services.estimator.estimate(principal.key_id, model, most)
-        output = life.choices * most
+        output = asked.generated * most
         life.output_hold = max(life.output_hold, output)
         dearest = max(dearest, estimate(services.prices.price_for(model), life.input_hold, output))
     return life.input_hold + life.output_hold, dearest

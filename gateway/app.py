@@ -12,7 +12,10 @@ from typing import Literal
 
 from gateway import pages, pipeline
 from gateway.dialects import errors
+from gateway.dialects.anthropic_messages import MESSAGES
 from gateway.dialects.errors import GatewayError, MethodNotAllowed, NotFound
+from gateway.dialects.openai_chat import CHAT
+from gateway.dialects.openai_completions import COMPLETIONS
 from gateway.http import JSON_TYPE, ClientGone, Exchange, Receive, Scope, Send
 from gateway.services import Services
 
@@ -31,7 +34,9 @@ class Route:
 
 
 ROUTES: Mapping[tuple[str, str], Route] = {
-    ("POST", "/v1/chat/completions"): Route(pipeline.chat_completions, "key"),
+    ("POST", "/v1/chat/completions"): Route(pipeline.endpoint(CHAT), "key"),
+    ("POST", "/v1/completions"): Route(pipeline.endpoint(COMPLETIONS), "key"),
+    ("POST", "/v1/messages"): Route(pipeline.endpoint(MESSAGES), "key"),
     ("GET", "/v1/models"): Route(pages.models, "key"),
     ("GET", "/v1/models/{model}"): Route(pages.model, "key"),
     ("GET", "/health/live"): Route(pages.live, "open"),

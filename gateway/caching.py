@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from backends.attempt import Answer, Event
+from backends.openai import decode_answer, decode_chunk
 from cache import eligibility, replay
 from cache.client import Lookup
 from cache.entry import Entry
 from cache.flight import Ticket
 from cache.key import CacheKey, build_key
 from gateway.accounting import Accounting
-from gateway.dialects import openai_chat
+from gateway.dialects.dialect import Writer
 from gateway.dialects.errors import Unavailable
 from gateway.http import JSON_TYPE, SSE_HEADERS
 from gateway.ledger.usage import Usage
@@ -55,13 +57,19 @@ class Turn:
         services, life = self._services, self._life
         assert life.decision is not None
         assert life.principal is not None
+        asked = life.asked
+        assert asked is not None
         directives = life.cache_directives
         self.only_if_cached = "only-if-cached" in directives
         policy, cache = life.decision.cache, services.cache
+        if asked.operation != "chat" or "anthropic" in asked.needs:
+            # Only the words of a chat are compared; what the common form cannot say would not be compared at all.
+            life.cache_reason = asked.operation if asked.operation != "chat" else "native_only"
+            return
         model = life.candidates[0].model
         defaults = services.model_defaults[model]
         allowed = eligibility.check(
-            life.payload,
+            asked.payload,
             mode=policy.mode,
             allow_temperature=policy.allow_temperature,
             default_temperature=cast("float | None", defaults.get("temperature")),
@@ -79,7 +87,7 @@ class Turn:
         else:
             life.cache = "miss"
         self.key = build_key(
-            life.payload,
+            asked.payload,
             scope=_scope(life, policy.share),
             model_group=model,
             embedder=cache.fingerprint,
@@ -179,11 +187,11 @@ async def cache_turn(services: Services, life: Life) -> AsyncIterator[Turn]:
         yield turn
 
 
-async def give(life: Life, accounting: Accounting, found: Lookup) -> None:
+async def give(life: Life, accounting: Accounting, found: Lookup, writer: Writer) -> None:
     """Answer from the cache, as a stream or whole, under this request's id. It costs nothing and says what it saved."""
     entry = found.entry
     assert entry is not None
-    assert life.request is not None
+    assert life.asked is not None
     exchange = life.exchange
     usage = Usage(input_tokens=entry.prompt_tokens, output_tokens=entry.completion_tokens, source="reported")
     accounting.answered_from_cache(entry.model, entry.tier, usage, entry.cost_nanousd)
@@ -192,19 +200,20 @@ async def give(life: Life, accounting: Accounting, found: Lookup) -> None:
     life.status = 200
     if not life.stream:
         body = replay.replay_completion(entry.answer, id=answer_id, created=created)
+        body = writer.whole(Answer(body, decode_answer(body)))
         await exchange.respond(200, [JSON_TYPE, *life.headers(), life.cost_header()], body)
         return
     await exchange.start(200, [*SSE_HEADERS, *life.headers()])
-    events = replay.replay_chunks(
-        entry.answer,
-        id=answer_id,
-        created=created,
-        include_usage=openai_chat.wants_usage(life.request),
-        usage_extra={"tierline": life.summary()},
-    )
-    for event in events:
-        await exchange.write(event)
-    await exchange.end()
+    usage_too = life.asked.wants_usage
+    events = replay.replay_chunks(entry.answer, id=answer_id, created=created, include_usage=usage_too)
+    for raw in events[:-1]:  # the last is [DONE], which the writer has of its own
+        data = raw[len(b"data: ") : -len(b"\n\n")]
+        for written in writer.event(Event(raw, data, decode_chunk(data))):
+            await exchange.write(written)
+    *ending, last = writer.end(life.summary())
+    for written in ending:
+        await exchange.write(written)
+    await exchange.end(last)
 
 
 def _scope(life: Life, share: str) -> str:

@@ -54,7 +54,7 @@ def select(
                 code="model_not_allowed",
                 param="model",
             )
-    able = [name for name in names if needs.keys() <= settings.models[name].capabilities]
+    able = [name for name in names if needs.keys() <= settings.abilities(name)]
     if not able:
         raise _incapable(settings, needs, names, principal)
     if limit is not None:
@@ -83,13 +83,9 @@ def select(
 
 def _incapable(settings: Settings, needs: Mapping[str, str], names: list[str], principal: Principal) -> BadRequest:
     """Which field asks for what the first choice cannot do, and who could."""
-    lacking = [capability for capability in needs if capability not in settings.models[names[0]].capabilities]
+    lacking = [capability for capability in needs if capability not in settings.abilities(names[0])]
     asked = "; ".join(f"'{needs[capability]}' needs the capability '{capability}'" for capability in lacking)
-    others = [
-        name
-        for name, model in settings.models.items()
-        if needs.keys() <= model.capabilities and principal.may_use(name)
-    ]
+    others = [name for name in settings.models if needs.keys() <= settings.abilities(name) and principal.may_use(name)]
     advice = f"Models that can: {', '.join(others)}." if others else "No model that this key may use can; leave it out."
     return BadRequest(
         f"{asked}, which '{names[0]}' does not have. {advice}", code="unsupported_parameter", param=needs[lacking[0]]
@@ -108,7 +104,7 @@ def _candidate(settings: Settings, name: str) -> Candidate:
         backend=model.backend,
         upstream_model=model.upstream_model or name,
         context_length=model.context_length,
-        prefill="prefill" in model.capabilities,
+        prefill="prefill" in settings.abilities(name),
     )
 
 

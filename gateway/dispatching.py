@@ -22,13 +22,16 @@ async def dispatch(services: Services, life: Life, accounting: Accounting) -> Di
     Raises:
         GatewayError: what to tell the client when none did, or when one refused the request itself.
     """
+    asked = life.asked
+    assert asked is not None
     call = Call(
-        payload=life.payload,
-        operation="chat",
+        payload=asked.payload,
+        operation=asked.operation,
         stream=life.stream,
         request_id=life.request_id,
         deadline=life.deadline,
         extra=lambda candidate: services.extra_fields(candidate, life),
+        native=asked.native,
         owner=life.principal.key_id if life.principal else "",
     )
     try:

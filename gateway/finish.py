@@ -24,9 +24,9 @@ async def finish(services: Services, life: Life, accounting: Accounting) -> None
         life.status = CLIENT_CLOSED_REQUEST
     await accounting.settle(outcome, error)
     metrics = services.metrics
-    metrics.requests.labels(life.route, outcome, str(life.status)).inc()
+    metrics.requests.labels(life.dialect.route, outcome, str(life.status)).inc()
     metrics.request_rate.add(1)
-    metrics.duration.labels(life.route).observe(life.seconds())
+    metrics.duration.labels(life.dialect.route).observe(life.seconds())
     if life.decision is not None:
         metrics.cache.labels(life.cache).inc()
         fallback = "yes" if life.fallback else "no"
@@ -56,7 +56,7 @@ def outcome_of(life: Life) -> tuple[Outcome, str | None]:
 def _finished(life: Life, error: str | None) -> Finished:
     row = life.served
     return Finished(
-        operation="chat",
+        operation=life.asked.operation if life.asked else "chat",
         requested_model=life.requested_model,
         model=row.model if row else None,
         provider=row.backend if row else "tierline",

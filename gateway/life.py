@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from backends.dispatch import Attempt, Candidate
-from backends.protocol import ChatRequest, Json
 from gateway.access.limits import Grant, Standing
 from gateway.access.principal import Principal
+from gateway.dialects.dialect import Asked, Dialect, Writer
 from gateway.dialects.errors import GatewayError
 from gateway.http import Exchange, Header
 from gateway.ledger.rows import CacheState, LedgerRow
@@ -31,15 +31,14 @@ class Life:
     """One request. `served` is the ledger row of the answer that the client got, once there is one."""
 
     exchange: Exchange
-    route: str
+    dialect: Dialect
     request_id: str
     started: float = field(default_factory=time.monotonic)
     span: Span | None = None
 
     # authenticate and parse
     principal: Principal | None = None
-    payload: Json = field(default_factory=dict)
-    request: ChatRequest | None = None
+    asked: Asked | None = None
     tags: dict[str, str] = field(default_factory=dict)
     cache_directives: frozenset[str] = frozenset()
     deadline: float | None = None  # monotonic
@@ -65,6 +64,7 @@ class Life:
     cache_reason: str | None = None
 
     # dispatch and answer
+    writer: Writer | None = None
     attempt: Attempt | None = None
     meter: Meter = field(default_factory=Meter)
     served: LedgerRow | None = None
@@ -75,15 +75,15 @@ class Life:
 
     @property
     def choices(self) -> int:
-        return (self.request.n if self.request else None) or 1
+        return self.asked.choices if self.asked else 1
 
     @property
     def requested_model(self) -> str:
-        return self.request.model if self.request else ""
+        return self.asked.model if self.asked else ""
 
     @property
     def stream(self) -> bool:
-        return bool(self.request and self.request.stream)
+        return self.asked is not None and self.asked.stream
 
     def seconds(self) -> float:
         return time.monotonic() - self.started

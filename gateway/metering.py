@@ -38,7 +38,7 @@ class Meter:
         if self.upstream_model is None:
             self.upstream_model = chunk.model
         for choice in chunk.choices:
-            size = _content_bytes(choice.delta)
+            size = _content_bytes(choice.delta) + _size(choice.text)
             # A tool call that begins has a name and no arguments yet: generated all the same.
             if size or choice.delta.tool_calls:
                 self.content_events += 1
@@ -51,7 +51,7 @@ class Meter:
         self.usage = answer.usage
         self.upstream_model = answer.model
         for choice in answer.choices:
-            self.bytes += _content_bytes(choice.message)
+            self.bytes += _content_bytes(choice.message) + _size(choice.text)
             if choice.finish_reason:
                 self.finish_reasons[choice.index] = choice.finish_reason
 
@@ -66,12 +66,16 @@ class Meter:
 
 def _content_bytes(said: Delta | AnswerMessage) -> int:
     """Bytes in UTF-8 of everything in here that a model has written."""
-    size = 0
-    for text in (said.content, said.reasoning_content, said.refusal):
-        if text:
-            size += len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+    size = _size(said.content)
+    if said.reasoning_content or said.refusal:
+        size += _size(said.reasoning_content) + _size(said.refusal)
     for call in said.tool_calls or ():
         if call.function is not None:
-            for text in (call.function.name, call.function.arguments):
-                size += len(text.encode("utf-8", "surrogatepass")) if text else 0
+            size += _size(call.function.name) + _size(call.function.arguments)
     return size
+
+
+def _size(text: str | None) -> int:
+    if not text:
+        return 0
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))

@@ -7,7 +7,9 @@ from typing import Any
 
 import msgspec
 
-from backends.protocol import ChatChunk, ChatCompletion, ChatRequest
+from backends.protocol import ChatChunk, ChatCompletion, ChatRequest, Json
+from gateway.dialects.anthropic_messages import MessagesRequest
+from gateway.dialects.openai_completions import CompletionRequest
 
 _REF = "#/components/schemas/{name}"
 _ERRORS = {
@@ -44,7 +46,8 @@ _RESPONSE_HEADERS = {
 
 def document(server_url: str) -> dict[str, Any]:
     """The whole document, as plain data."""
-    _, components = msgspec.json.schema_components([ChatRequest, ChatCompletion, ChatChunk], ref_template=_REF)
+    requests = [ChatRequest, CompletionRequest, MessagesRequest]
+    _, components = msgspec.json.schema_components([*requests, ChatCompletion, ChatChunk], ref_template=_REF)
     components["Error"] = _error_schema()
     return {
         "openapi": "3.1.0",
@@ -56,7 +59,21 @@ def document(server_url: str) -> dict[str, Any]:
         "servers": [{"url": server_url}],
         "security": [{"key": []}],
         "paths": {
-            "/v1/chat/completions": {"post": _chat()},
+            "/v1/chat/completions": {
+                "post": _model_route(
+                    "Answer a conversation, whole or as a stream of server-sent events.",
+                    "createChatCompletion",
+                    "ChatRequest",
+                    answer={"$ref": _REF.format(name="ChatCompletion")},
+                    event={"$ref": _REF.format(name="ChatChunk")},
+                )
+            },
+            "/v1/completions": {"post": _model_route("Continue a text.", "createCompletion", "CompletionRequest")},
+            "/v1/messages": {
+                "post": _model_route(
+                    "Answer a conversation in the Anthropic dialect.", "createMessage", "MessagesRequest"
+                )
+            },
             "/v1/models": {"get": _get("List the models that this key may use.", "listModels")},
             "/v1/models/{model}": {"get": _get("Describe one model.", "getModel", ["model"])},
             "/health/live": {"get": _open("The process runs.", "live")},
@@ -88,24 +105,28 @@ def _error_responses(*statuses: str) -> dict[str, Any]:
     return {status: {"description": _ERRORS[status], "content": schema} for status in statuses}
 
 
-def _chat() -> dict[str, Any]:
-    answer = {
-        "application/json": {"schema": {"$ref": _REF.format(name="ChatCompletion")}},
-        "text/event-stream": {"schema": {"$ref": _REF.format(name="ChatChunk")}},
+def _model_route(
+    summary: str, operation: str, request: str, answer: Json | None = None, event: Json | None = None
+) -> Json:
+    """A route that reaches models. An answer without a schema is as the dialect has it."""
+    anything: Json = {"type": "object"}
+    content = {
+        "application/json": {"schema": answer or anything},
+        "text/event-stream": {"schema": event or anything},
     }
     headers = {name: {"description": text, "schema": {"type": "string"}} for name, text in _RESPONSE_HEADERS.items()}
     return {
-        "operationId": "createChatCompletion",
-        "summary": "Answer a conversation, whole or as a stream of server-sent events.",
+        "operationId": operation,
+        "summary": summary,
         "parameters": [
             {"name": name, "in": "header", "required": False, "description": text, "schema": {"type": "string"}}
             for name, text in _REQUEST_HEADERS.items()
         ],
         "requestBody": {
             "required": True,
-            "content": {"application/json": {"schema": {"$ref": _REF.format(name="ChatRequest")}}},
+            "content": {"application/json": {"schema": {"$ref": _REF.format(name=request)}}},
         },
-        "responses": {"200": {"description": "The answer.", "content": answer, "headers": headers}}
+        "responses": {"200": {"description": "The answer.", "content": content, "headers": headers}}
         | _error_responses(*_ERRORS),
     }
 

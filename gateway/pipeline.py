@@ -1,4 +1,4 @@
-"""The life of a chat completion, top to bottom.
+"""The life of a request that reaches models, top to bottom; the same for every dialect.
 
     authenticate → read → route (policy, task, tier) → admit (limits and hold, one round trip)
       → look up in the cache ──hit───────────────────────┐
@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gateway.accounting import Accounting
 from gateway.admission import admit, authenticate, read_headers, route
 from gateway.caching import cache_turn, give
-from gateway.dialects import errors, openai_chat
+from gateway.dialects.dialect import Dialect
 from gateway.dialects.errors import GatewayError, Unavailable
 from gateway.dispatching import dispatch
 from gateway.finish import finish, outcome_of
@@ -32,9 +34,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tierline.pipeline")
 
 
-async def chat_completions(services: Services, exchange: Exchange) -> None:
-    """Serve one `POST /v1/chat/completions` to its end."""
-    life = Life(exchange, "chat.completions", exchange.request_id)
+def endpoint(dialect: Dialect) -> Callable[[Services, Exchange], Awaitable[None]]:
+    """The handler of a route that reaches models, for clients of one dialect."""
+    return partial(serve, dialect)
+
+
+async def serve(dialect: Dialect, services: Services, exchange: Exchange) -> None:
+    """Serve one request to its end."""
+    life = Life(exchange, dialect, exchange.request_id)
     accounting = Accounting(services, life)
     in_flight = False
     try:
@@ -44,18 +51,19 @@ async def chat_completions(services: Services, exchange: Exchange) -> None:
         services.metrics.in_flight.inc()
         in_flight = True
         exchange.watch()
-        life.payload, life.request = openai_chat.parse(body)
+        life.asked = dialect.parse(body)
         services.begin_span(life)
         await route(services, life)
         accounting.decided()
         await admit(services, life)
+        life.writer = writer = dialect.writer(life.asked, life.request_id)
         async with cache_turn(services, life) as turn:
             found = await turn.look_up()
             if found is not None:
-                await give(life, accounting, found)
+                await give(life, accounting, found, writer)
             else:
                 answer = await dispatch(services, life, accounting)
-                parts = await relay(exchange, life, accounting, answer, keep=turn.writes)
+                parts = await relay(exchange, life, accounting, answer, writer, keep=turn.writes)
                 exchange.unwatch()  # the client has everything: its leaving ends nothing now
                 await turn.remember(parts)
     except ClientGone:
@@ -83,9 +91,9 @@ async def fail(life: Life, accounting: Accounting, error: GatewayError) -> None:
         life.status = error.status
     await accounting.settle(*outcome_of(life))
     if exchange.started:
-        # Without [DONE]: a broken answer must not look like a complete one.
-        await exchange.end(errors.event(error, life.request_id))
+        assert life.writer is not None
+        await exchange.end(life.writer.broken(error))
         return
     headers = [JSON_TYPE, *life.headers()]
     headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
-    await exchange.respond(error.status, headers, errors.body(error, life.request_id))
+    await exchange.respond(error.status, headers, life.dialect.error(error, life.request_id))

@@ -26,7 +26,6 @@ from gateway.access.counters_memory import MemoryLimiter
 from gateway.access.holds import OutputEstimator
 from gateway.access.keystore import KeyStore
 from gateway.access.secret import load_secret
-from gateway.dialects.openai_chat import output_limit
 from gateway.ledger.database import Database
 from gateway.ledger.journal import Journal
 from gateway.ledger.prices import PriceBook
@@ -172,9 +171,9 @@ class Services:
             max_queued=backend.max_queued,
             queue_timeout_s=backend.queue_timeout_s,
             attempts=backend.attempts,
-            dialect=DIALECTS[backend.dialect],
             retry_share=backend.retry_share,
             hedging=None if hedge is None else Hedging(hedge.after_quantile, hedge.max_share, hedge.min_delay_s),
+            dialect=DIALECTS[backend.dialect],
         )
 
     def extra_fields(self, candidate: Candidate, life: Life) -> dict[str, Any]:
@@ -184,10 +183,12 @@ class Services:
         model with an output limit gets it where the request names none.
         """
         fields: dict[str, Any] = {}
+        asked = life.asked
+        assert asked is not None
         if self.settings.backends[candidate.backend].engine is not None and life.principal is not None:
-            fields["cache_salt"] = _salt(life.principal.team_id, life.payload.get("cache_salt"))
+            fields["cache_salt"] = _salt(life.principal.team_id, asked.payload.get("cache_salt"))
         most = self.settings.models[candidate.model].max_output_tokens
-        if most is not None and life.request is not None and output_limit(life.request) is None:
+        if most is not None and asked.output_limit is None:
             fields["max_tokens"] = most
         return fields
 

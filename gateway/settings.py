@@ -222,6 +222,16 @@ class Settings(Strict):
         """Names of the models of a tier, in the order of the file."""
         return [name for name, model in self.models.items() if model.tier == tier]
 
+    def abilities(self, name: str) -> frozenset[str]:
+        """What model `name` can do: its capabilities, and what its backend brings along."""
+        model = self.models[name]
+        backend = self.backends[model.backend]
+        if backend.dialect == "anthropic":
+            return model.capabilities | {"anthropic"}
+        if backend.engine is not None:
+            return model.capabilities | {"prefill"}
+        return model.capabilities
+
     def tiers_served(self) -> list[str]:
         """Tiers that have at least one model, smallest first."""
         return [tier for tier in TIERS if self.tier_models(tier)]

@@ -1,21 +1,16 @@
-"""`POST /v1/chat/completions`: read and check the request, shape the stream's end.
+"""`POST /v1/chat/completions`, whose form is also the common one: read and check the request.
 
 The decoded dictionary is kept beside the typed request: it is what backends receive, so unknown fields survive.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
-
-from backends.protocol import ChatRequest, InvalidRequest, Json, validate, wrong_type
-from gateway.dialects.errors import BadRequest
-
-_decoder = msgspec.json.Decoder()
-_encoder = msgspec.json.Encoder()
-
-DONE = b"data: [DONE]\n\n"
+from backends.protocol import ChatRequest, InvalidRequest, validate
+from gateway.dialects import errors
+from gateway.dialects.dialect import Asked, Writer
+from gateway.dialects.errors import BadRequest, GatewayError
+from gateway.dialects.openai_answer import OpenAIWriter
+from gateway.dialects.reading import bad_request, convert, decode
 
 # Documented parameters that ask for something which no backend behind Tierline does on its own: refused, never ignored.
 _REFUSED: dict[str, str] = {
@@ -36,47 +31,53 @@ _NEEDS: tuple[tuple[str, str], ...] = (
 _PART_NEEDS = {"image_url": "vision", "input_image": "vision", "image": "vision", "input_audio": "audio"}
 
 
-def parse(body: bytes) -> tuple[Json, ChatRequest]:
-    """Decode and check a request body.
+class OpenAIChat:
+    """The chat completions of the OpenAI SDKs. See `gateway.dialects.dialect.Dialect`."""
 
-    Returns:
-        The decoded dictionary as the client sent it, and its typed view.
+    route = "chat.completions"
+    keep_alive = b": keep-alive\n\n"
 
-    Raises:
-        BadRequest: not JSON, a wrong type, a value out of range, or a parameter that cannot be honoured.
-    """
-    try:
-        payload = _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from None
-    if not isinstance(payload, dict):
-        raise BadRequest("The body must be a JSON object.", code="invalid_type")
-    try:
-        request = msgspec.convert(payload, ChatRequest)
-        validate(request)
-    except msgspec.ValidationError as error:
-        raise _bad_request(wrong_type(error)) from None
-    except InvalidRequest as error:
-        raise _bad_request(error) from None
-    except RecursionError:
-        raise BadRequest("The body is nested too deeply.", code="invalid_json") from None
-    for name, advice in _REFUSED.items():
-        if payload.get(name) not in (None, False, []):  # an empty `web_search_options` asks for a search
-            raise BadRequest(advice, code="unsupported_parameter", param=name)
-    return payload, request
+    def parse(self, body: bytes) -> Asked:
+        payload = decode(body)
+        request = convert(payload, ChatRequest)
+        try:
+            validate(request)
+        except InvalidRequest as error:
+            raise bad_request(error) from None
+        for name, advice in _REFUSED.items():
+            if payload.get(name) not in (None, False, []):  # an empty `web_search_options` asks for a search
+                raise BadRequest(advice, code="unsupported_parameter", param=name)
+        choices = request.n or 1
+        return Asked(
+            operation="chat",
+            model=request.model,
+            payload=payload,
+            messages=payload["messages"],
+            stream=bool(request.stream),
+            choices=choices,
+            generated=choices,
+            output_limit=_output_limit(request),
+            needs=_needs(request),
+            wants_usage=bool(request.stream_options and request.stream_options.include_usage),
+        )
+
+    def writer(self, asked: Asked, request_id: str) -> Writer:
+        return OpenAIWriter(request_id, wants_usage=asked.wants_usage)
+
+    def error(self, error: GatewayError, request_id: str) -> bytes:
+        return errors.body(error, request_id)
 
 
-def _bad_request(error: InvalidRequest) -> BadRequest:
-    return BadRequest(str(error), code=error.code, param=error.param)
+CHAT = OpenAIChat()
 
 
-def needs(request: ChatRequest) -> dict[str, str]:
+def _needs(request: ChatRequest) -> dict[str, str]:
     """What a model must be capable of to answer this request, in the terms of `tierline.yaml`, each with the field that
     asks for it."""
     found = {capability: name for name, capability in _NEEDS if getattr(request, name)}
     if request.modalities and "audio" in request.modalities:
         found.setdefault("audio", "modalities")
-    if wants_json(request):
+    if _wants_json(request):
         found["json_schema"] = "response_format"
     for i, message in enumerate(request.messages):
         for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
@@ -86,30 +87,14 @@ def needs(request: ChatRequest) -> dict[str, str]:
     return found
 
 
-def wants_json(request: ChatRequest) -> bool:
+def _wants_json(request: ChatRequest) -> bool:
     kind = (request.response_format or {}).get("type")
     return kind is not None and kind != "text"
 
 
-def wants_usage(request: ChatRequest) -> bool:
-    """Whether the client asked for the usage chunk of a stream."""
-    return bool(request.stream_options and request.stream_options.include_usage)
-
-
-def output_limit(request: ChatRequest) -> int | None:
-    """The most tokens that one choice may produce, if the client said so."""
-    return request.max_completion_tokens or request.max_tokens
-
-
-def named_output_limit(request: ChatRequest) -> tuple[str, int] | None:
-    """The same behind the name of the field that says it."""
-    limit = output_limit(request)
-    field = "max_completion_tokens" if request.max_completion_tokens else "max_tokens"
-    return None if limit is None else (field, limit)
-
-
-def with_tierline(data: bytes, extra: dict[str, Any]) -> bytes:
-    """The usage chunk `data` (JSON) as an event, with Tierline's own figures added under `tierline`."""
-    chunk = _decoder.decode(data)
-    chunk["tierline"] = extra
-    return b"data: " + _encoder.encode(chunk) + b"\n\n"
+def _output_limit(request: ChatRequest) -> tuple[str, int] | None:
+    """The most tokens that one choice may have, behind the name of the field that says it."""
+    for field in ("max_completion_tokens", "max_tokens"):
+        if limit := getattr(request, field):
+            return field, limit
+    return None

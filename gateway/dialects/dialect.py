@@ -1,0 +1,96 @@
+"""How one kind of client is spoken to: the interface that a module per dialect fulfils.
+
+A dialect reads a request into the common form (`Asked`: the OpenAI form of the operation, and the facts that the rest
+of the gateway acts on) and writes answers from it. Where the backend speaks the client's dialect, its bytes go through
+unchanged; else they are written anew from what they say. The rest of the gateway knows no dialect by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from backends.attempt import Answer, Event, Native, Operation
+from backends.protocol import Json
+from gateway.dialects.errors import GatewayError
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request in the common form.
+
+    `payload` is what backends receive, unknown fields included. `messages` is what classification and estimates read:
+    the conversation, or texts as turns of a user. `choices` is how many answers are given, `generated` how many are
+    made. `output_limit` is the most tokens that each may have, behind the name of the field that says so. `needs` maps
+    each capability that the answering model must have to the field that asks for it. `native` is the request in the
+    client's own dialect, where that is another than the payload's.
+    """
+
+    operation: Operation
+    model: str
+    payload: Json
+    messages: Sequence[Json]
+    stream: bool = False
+    choices: int = 1
+    generated: int = 1
+    output_limit: tuple[str, int] | None = None
+    needs: Mapping[str, str] = field(default_factory=dict)
+    native: Native | None = None
+    wants_usage: bool = True
+
+    @property
+    def max_tokens(self) -> int | None:
+        """The most tokens that one answer may have, if the client said so."""
+        return self.output_limit[1] if self.output_limit else None
+
+    def chat(self) -> Mapping[str, Any]:
+        """The request as if it were a chat: what rules and estimates read, whatever the operation."""
+        return self.payload if self.operation == "chat" else {**self.payload, "messages": self.messages}
+
+
+class Writer(Protocol):
+    """Writes one answer. Made once per request; `event` is called for every event, so it does little."""
+
+    def whole(self, answer: Answer) -> bytes:
+        """The body of a plain answer."""
+        ...
+
+    def event(self, event: Event) -> Sequence[bytes]:
+        """What the client gets for this event now: each item is one write. Often exactly one, sometimes none."""
+        ...
+
+    def end(self, summary: Json) -> Sequence[bytes]:
+        """What ends a stream that is whole. `summary` is Tierline's own account of it: cost, cache, model, tier."""
+        ...
+
+    def broken(self, error: GatewayError) -> bytes:
+        """The last event of a stream that cannot be completed. Must not look like a regular end."""
+        ...
+
+
+class Dialect(Protocol):
+    """One kind of client. Stateless; the module's one instance is shared.
+
+    `route` names it in ledger, metrics and logs; `keep_alive` is what an idle stream sends so that nobody on the way
+    closes it.
+    """
+
+    route: str
+    keep_alive: bytes
+
+    def parse(self, body: bytes) -> Asked:
+        """Read and check a request body.
+
+        Raises:
+            BadRequest: not JSON, a wrong type, a value out of range, or a parameter that cannot be honoured.
+        """
+        ...
+
+    def writer(self, asked: Asked, request_id: str) -> Writer:
+        """A writer for the answer to one request."""
+        ...
+
+    def error(self, error: GatewayError, request_id: str) -> bytes:
+        """The body of an error answer."""
+        ...

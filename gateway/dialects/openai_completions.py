@@ -1,0 +1,94 @@
+"""`POST /v1/completions`: text in, its continuation out, for backends that serve this older route."""
+
+from __future__ import annotations
+
+import msgspec
+
+from backends.protocol import InvalidRequest, StreamOptions, check_ranges
+from gateway.dialects import errors
+from gateway.dialects.dialect import Asked, Writer
+from gateway.dialects.errors import BadRequest, GatewayError
+from gateway.dialects.openai_answer import OpenAIWriter
+from gateway.dialects.reading import bad_request, convert, decode
+
+_DEFAULT_MAX_TOKENS = 16  # what the dialect promises where the request does not say
+
+
+class CompletionRequest(msgspec.Struct):
+    """Every documented parameter; a prompt is text, texts, token ids, or lists of token ids."""
+
+    model: str
+    prompt: str | list[str | int | list[int]]
+    best_of: int | None = None
+    cache_salt: str | None = None
+    echo: bool | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    logprobs: int | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+    presence_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    suffix: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    user: str | None = None
+
+
+class OpenAICompletions:
+    """The text completions of the OpenAI SDKs. See `gateway.dialects.dialect.Dialect`."""
+
+    route = "completions"
+    keep_alive = b": keep-alive\n\n"
+
+    def parse(self, body: bytes) -> Asked:
+        payload = decode(body)
+        request = convert(payload, CompletionRequest)
+        try:
+            check_ranges(request)
+        except InvalidRequest as error:
+            raise bad_request(error) from None
+        prompts = _prompts(request.prompt)
+        if request.stream_options is not None and not request.stream:
+            text = "'stream_options' is only allowed with 'stream': true."
+            raise BadRequest(text, code="invalid_value", param="stream_options")
+        best_of = max(request.best_of or 0, request.n or 1)
+        return Asked(
+            operation="completions",
+            model=request.model,
+            payload=payload,
+            messages=[{"role": "user", "content": prompt} for prompt in prompts],
+            stream=bool(request.stream),
+            choices=len(prompts) * (request.n or 1),
+            generated=len(prompts) * best_of,
+            output_limit=("max_tokens", request.max_tokens or _DEFAULT_MAX_TOKENS),
+            needs={"logprobs": "logprobs"} if request.logprobs is not None else {},
+            wants_usage=bool(request.stream_options and request.stream_options.include_usage),
+        )
+
+    def writer(self, asked: Asked, request_id: str) -> Writer:
+        return OpenAIWriter(request_id, wants_usage=asked.wants_usage)
+
+    def error(self, error: GatewayError, request_id: str) -> bytes:
+        return errors.body(error, request_id)
+
+
+def _prompts(prompt: str | list[str | int | list[int]]) -> list[str]:
+    """The prompts as texts, for counting and classifying; a token counts as the four characters it often stands for."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise BadRequest("'prompt' must not be empty.", code="empty_array", param="prompt")
+    kinds = {type(item) for item in prompt}
+    if len(kinds) > 1:
+        text = "'prompt' must be a text, a list of texts, a list of token ids, or a list of such lists."
+        raise BadRequest(text, code="invalid_type", param="prompt")
+    if kinds == {int}:
+        return ["    " * len(prompt)]
+    return [item if isinstance(item, str) else "    " * len(item) for item in prompt if not isinstance(item, int)]
+
+
+COMPLETIONS = OpenAICompletions()
