@@ -13,7 +13,7 @@ PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 
 .DEFAULT_GOAL := help
 .PHONY: help install run doctor test test-all lint format bench-gateway bench-engine bench-cache bench-routing \
-	kernels-report gpu-check clean
+	chaos kernels-report gpu-check clean
 
 help: ## list the commands
 	@grep -hE '^[a-z][a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -74,6 +74,9 @@ bench-cache: install ## hit rate and false-hit rate of the semantic cache, and i
 
 bench-routing: install ## quality of task and tier decisions, with a keyword heuristic beside it
 	$(BIN)/python -m bench.routing $(ARGS)
+
+chaos: install ## inject faults behind a real gateway: whole answers, or explicit errors, and right rows
+	$(BIN)/python -m bench.chaos $(ARGS)
 
 kernels-report: install ## compile every Triton kernel for sm_80 and sm_90 and print its resources
 	$(BIN)/python -m bench.kernels_report $(ARGS)

@@ -73,6 +73,8 @@ class OpenAIDialect:
 
     def answer(self, body: bytes, call: Call) -> Answer:
         completion = decode_answer(body)
+        if not body.isascii():
+            _check_utf8(body)
         if completion.object == "error":
             completion.error = error_in(body)
         if completion.error is None and not completion.choices and call.operation in ("chat", "completions"):
@@ -195,6 +197,14 @@ def _object(data: bytes) -> Json:
     if not isinstance(fields, dict):
         raise MalformedAnswer("the server sent JSON that is not an object")
     return fields
+
+
+def _check_utf8(body: bytes) -> None:
+    """Fields that nobody decodes are passed on as well."""
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        raise MalformedAnswer(f"the answer is not UTF-8: {error.reason}") from error
 
 
 def _list(value: object) -> list[Any]:

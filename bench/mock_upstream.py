@@ -44,6 +44,7 @@ class Behaviour(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     kind: str = "answer"
     times: int = 1 << 60  # only the first `times` requests with this model name get the fault
+    then: str = "answer"  # the kind of those after them
     status: int = 500
     retry_after: str = ""
     after: int = 0
@@ -136,7 +137,7 @@ class MockUpstream:
         if chosen.kind != "answer":
             self.asked[model] = self.asked.get(model, 0) + 1
             if self.asked[model] > chosen.times:
-                return msgspec.structs.replace(chosen, kind="answer")
+                return msgspec.structs.replace(chosen, kind=chosen.then)
         return chosen
 
 

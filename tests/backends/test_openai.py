@@ -227,7 +227,19 @@ async def test_done_without_a_reason_is_a_break_if_the_server_used_to_give_one(b
     assert answer.attempt.outcome == "cut"
 
 
-@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"choices":' * 100_000, b"\xff", b"", b"[]", b"{}"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 100_000,
+        b'{"choices":' * 100_000,
+        b"\xff",
+        b"",
+        b"[]",
+        b"{}",
+        b'{"choices":[{"message":{"content":"\xc3"}}]}',
+        b'{"choices":[{"message":{"content":"a"}}],"x_unknown":"\xc3"}',
+    ],
+)
 def test_what_is_no_answer_is_told_apart(body):
     with pytest.raises(MalformedAnswer):
         OPENAI.answer(body, Call({}, "chat", False, "r"))
