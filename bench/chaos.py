@@ -88,12 +88,19 @@ class Stage:
         body["model"] = "auto" if case.fallback else f"case-{number}"
         got, began = Got(), time.monotonic()
         asking = asyncio.create_task(self._ask(number, body, got))
-        if case.expect == "left":
-            got.noticed_s = await self._leave(number, case, asking, got)
-        await asyncio.gather(asking, return_exceptions=case.expect == "left")
+        problems = []
+        try:
+            if case.expect == "left":
+                got.noticed_s = await self._leave(number, case, asking, got)
+            else:
+                await asking
+        except Exception as error:  # an answer that cannot be read is a result
+            problems.append(f"{type(error).__name__}: {error}")
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
         got.seconds = time.monotonic() - began
         rows = await self._rows(number, len(case.rows))
-        return Result(case, got, [row["outcome"] for row in rows], judge(case, got, rows))
+        return Result(case, got, [row["outcome"] for row in rows], problems + judge(case, got, rows))
 
     async def _ask(self, number: int, body: dict[str, Any], got: Got) -> None:
         headers = {"x-tierline-tags": f"case={number}"}
