@@ -60,11 +60,11 @@ class Connection(HttpToolsProtocol):
         self._served = False  # whether a request was answered
         self._fed = 0  # bytes that the parser is at
         self._hosts = 0
-        # Of a head that came in pieces: when it began, its bytes, and those of the first piece, which may also hold
-        # the end of an earlier request.
+        # Of a head that came in pieces: when it began, at most how many bytes it has (the first piece may also hold the
+        # end of an earlier request), and those of the line that has no end yet.
         self._head_since: float | None = None
         self._head_bytes = 0
-        self._head_first = 0
+        self._line_bytes = 0
         # Of a body that came in pieces: when it began, when the last piece came, all its bytes, and those of content.
         self._body_since: float | None = None
         self._body_read_at = 0.0
@@ -92,28 +92,25 @@ class Connection(HttpToolsProtocol):
             self._refuse(malformed(f"This is not a valid HTTP/1.1 request: {error}."))
         else:
             if self._stage != _BETWEEN:
-                self._came_in_pieces()
+                self._came_in_pieces(data)
 
-    def _came_in_pieces(self) -> None:
-        """Account for a request that is not complete with what has come so far."""
+    def _came_in_pieces(self, data: bytes) -> None:
+        """Account for the latest piece of a request that is not complete."""
         now = self.loop.time()
         if self._stage == _HEAD:
             if self._head_since is None:
                 self._head_since = now if self._served else self._idle_since
-                self._head_first = self._fed
-            self._head_bytes += self._fed
-            if (
-                len(self.headers) > MAX_HEADERS
-                or self._head_bytes - self._head_first > MAX_HEAD_BYTES
-                or self._head_is_too_large()
-            ):
+            self._head_bytes += len(data)
+            end = data.rfind(b"\n")
+            self._line_bytes = len(data) - end - 1 if end >= 0 else self._line_bytes + len(data)
+            if len(self.headers) > MAX_HEADERS or self._head_is_too_large():
                 self._refuse(head_too_large())
             return
         self._body_read_at = now
         if self._body_since is None:
             self._body_since = now
             return
-        self._body_bytes += self._fed
+        self._body_bytes += len(data)
         framing = self._body_bytes - self._content_bytes
         if framing > MAX_FRAMING_BYTES + MAX_FRAMING_PER_BODY_BYTE * self._content_bytes:
             self._refuse(framing_too_large())
@@ -121,7 +118,9 @@ class Connection(HttpToolsProtocol):
     def _head_is_too_large(self) -> bool:
         if self._head_bytes <= MAX_HEAD_BYTES:
             return False
-        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEAD_BYTES
+        lines = sum(len(name) + len(value) + 4 for name, value in self.headers)
+        url = len(self.url) if self.headers else 0  # or it is in the line that has no end
+        return url + lines + self._line_bytes > MAX_HEAD_BYTES
 
     def _stay_with_http(self, rest: bytes) -> None:
         """Parse a request that offers another protocol again, without the offer.
@@ -162,6 +161,7 @@ class Connection(HttpToolsProtocol):
         if self._hosts != 1 and (self._hosts or version == "1.1"):
             raise malformed("An HTTP/1.1 request needs the header 'host', once.")
         self._head_bytes += self._fed
+        self._line_bytes = 0
         if len(self.headers) > MAX_HEADERS or self._head_is_too_large():
             raise head_too_large()
         if self.parser.should_upgrade():
