@@ -80,27 +80,37 @@ class Channel:
             connection = self._pool.make_connection()
             if self._node is not None:
                 connection.host, connection.port = self._node
+            opening = asyncio.create_task(self._open(connection))
             try:
-                async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                    await connection.connect()
-                    await _send(connection, "SCRIPT", "LOAD", self._script)
-                    info = (await _send(connection, "INFO", "server")).decode()
-                    await _send(connection, "EXISTS", self._prefix)  # a cluster's other nodes say where it is
+                # Not cancelled and waited for: the client's code has been seen to go on after a cancellation.
+                done, _ = await asyncio.wait({opening}, timeout=CONNECT_TIMEOUT_S)
+                if not done:
+                    raise TimeoutError(f"no answer within {CONNECT_TIMEOUT_S} s")
+                self.run_id = opening.result()
             except MovedError as moved:
-                await _disconnect(connection)
+                self._drop(connection)
                 self._node = (moved.host, moved.port)
                 continue
-            except (RedisError, OSError, TimeoutError) as error:
-                await _disconnect(connection)
+            except (RedisError, OSError) as error:
+                opening.cancel()
+                self._drop(connection)
                 self._node = None
-                raise RedisDown(str(error) or f"no answer within {CONNECT_TIMEOUT_S} s") from error
+                raise RedisDown(str(error)) from error
             except BaseException:
-                await _disconnect(connection)
+                opening.cancel()
+                self._drop(connection)
                 raise
-            self.run_id = info.partition("run_id:")[2].partition("\r")[0]
             self._connection = connection
             return
         raise RedisDown("the cluster's nodes send us from one to another")
+
+    async def _open(self, connection: AbstractConnection) -> str:
+        """Connect and load the script. Returns the server's run id."""
+        await connection.connect()
+        await _send(connection, "SCRIPT", "LOAD", self._script)
+        info: bytes = await _send(connection, "INFO", "server")
+        await _send(connection, "EXISTS", self._prefix)  # a cluster's other nodes say where it is
+        return info.decode().partition("run_id:")[2].partition("\r")[0]
 
     async def call(self, operation: str, arguments: bytes) -> bytes:
         """Run the script. The call is on its way when this first suspends, and stays so if the caller is cancelled.
@@ -127,31 +137,37 @@ class Channel:
         for call in unanswered:
             call.fail(error)
         if connection is not None:
-            closing = asyncio.get_running_loop().create_task(_disconnect(connection))
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            self._drop(connection)
 
     async def aclose(self) -> None:
         """Close, and wait until the connection is gone."""
         self.close()
         await asyncio.gather(*self._closing)
 
+    def _drop(self, connection: AbstractConnection) -> None:
+        closing = asyncio.get_running_loop().create_task(_disconnect(connection))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
     async def _run(self, connection: AbstractConnection) -> None:
-        """Send what waits and give out the replies, until nothing waits."""
+        """Send what waits and give out the replies, until nothing waits or the connection has been closed."""
         try:
-            while self._waiting:
+            while self._waiting and self._connection is connection:
                 self._sent, self._waiting = self._waiting[:_BATCH], self._waiting[_BATCH:]
                 allowed_s = self._timeout_s + len(self._sent) * _PER_CALL_S
-                with _deadline(allowed_s, partial(self._late, allowed_s)):
+                with _deadline(allowed_s, partial(self._late, connection, allowed_s)):
                     await self._exchange(connection, self._sent)
+            problem = None
         except Exception as error:
+            problem = error
+        if self._connection is connection:
             self._pump = None  # this task, which shall not cancel itself
-            self.close(error)
-        else:
-            self._pump = None
+            if problem is not None:
+                self.close(problem)
 
-    def _late(self, allowed_s: float) -> None:
-        self.close(TimeoutError(f"no answer within {allowed_s * 1000:.0f} ms"))
+    def _late(self, connection: AbstractConnection, allowed_s: float) -> None:
+        if self._connection is connection:
+            self.close(TimeoutError(f"no answer within {allowed_s * 1000:.0f} ms"))
 
     async def _exchange(self, connection: AbstractConnection, calls: list[_Call]) -> None:
         commands = [("EVALSHA", self._sha, 1, self._prefix, call.operation, call.arguments) for call in calls]

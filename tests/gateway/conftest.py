@@ -48,6 +48,13 @@ def postgres_server() -> Iterator[tuple[str, Path]]:
 @pytest.fixture
 async def postgres_url(postgres_server: tuple[str, Path]) -> AsyncIterator[str]:
     """The URL of an empty database."""
+    async with empty_database(postgres_server) as url:
+        yield url
+
+
+@contextlib.asynccontextmanager
+async def empty_database(postgres_server: tuple[str, Path]) -> AsyncIterator[str]:
+    """The URL of an empty database on this server, for as long as it is needed."""
     import asyncpg
 
     template, data = postgres_server
