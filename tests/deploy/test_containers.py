@@ -91,7 +91,7 @@ def test_only_the_gateway_may_be_put_on_the_network_and_our_containers_are_confi
 def test_the_gateway_has_time_to_drain(compose: dict[str, Any]) -> None:
     settings = load(ROOT / "deploy/tierline.compose.yaml")
     grace = float(compose["services"]["gateway"]["stop_grace_period"].removesuffix("s"))
-    assert grace > settings.server.drain_seconds
+    assert grace > settings.server.shutdown_delay_seconds + settings.server.drain_seconds
 
 
 def test_the_platform_file_of_the_containers_fits_the_compose_file(compose: dict[str, Any]) -> None:
