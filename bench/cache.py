@@ -8,6 +8,7 @@ with nothing refused. Every run shuffles the stream with another seed. Labels ar
     clinc150         stream of utterances of 150 intents
     cannot_negation  pairs of opposites: every hit is wrong
     pawsx_zh         Chinese pairs of like words, half of them of different meaning
+    banking77/typed  questions and the same as typed in haste: no capitals, no mark at the end; every miss is a loss
 
     TIERLINE_DATA=FOLDER python -m bench.cache [--runs 3] [--requests 300]
 """
@@ -79,6 +80,14 @@ def pair_sets(data: Path) -> Iterator[tuple[str, list[Pair]]]:
     yield "pawsx_zh", [Pair(r["sentence1"], r["sentence2"], r["label"] == "1") for r in rows]
 
 
+def typed_in_haste(data: Path, count: int = 2000) -> list[Pair]:
+    """Questions of Banking77 that end in a mark, beside themselves without it and without capitals."""
+    _, stream = next(streams(data))
+    texts = [asked.text.strip() for asked in stream if asked.text.strip().endswith(("?", "."))]
+    sample = random.Random(0).sample(texts, count)
+    return [Pair(text.lower().rstrip("?. "), text, True) for text in sample]
+
+
 def _tsv(path: Path) -> list[dict[str, str]]:
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
@@ -129,6 +138,23 @@ def measure_pairs(data: Path, embedder: Remembering) -> Iterator[Row]:
             yield Row.of("false_accept_rate", "tierline", setting, "share", [found.false_accept_rate or 0.0])
             accepted = float((cosines >= threshold).mean())
             yield Row.of("false_accept_rate", PEER, setting, "share", [accepted])
+
+
+def measure_typed(data: Path, embedder: Remembering) -> Iterator[Row]:
+    pairs = typed_in_haste(data)
+    cosines = np.einsum(
+        "ij,ij->i", embedder.embed([pair.text_a for pair in pairs]), embedder.embed([pair.text_b for pair in pairs])
+    )
+    for threshold in THRESHOLDS:
+        setting = f"banking77/typed threshold={threshold:.2f}"
+        yield Row.of(
+            "recall",
+            "tierline",
+            setting,
+            "share",
+            [evaluate_pairs(pairs, embedder, threshold=threshold).summary.recall or 0],
+        )
+        yield Row.of("recall", PEER, setting, "share", [float((cosines >= threshold).mean())])
 
 
 async def measure_process(socket: Path, runs: int, requests: int) -> list[Row]:
@@ -214,6 +240,7 @@ def main() -> None:
                 process.terminate()
     rows += measure_cpu(embedder, options.runs)
     rows += measure_pairs(options.data, remembering)
+    rows += measure_typed(options.data, remembering)
     rows += measure_streams(options.data, remembering, options.runs)
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     rows.append(Row.of("peak_memory", "tierline", "cache process", "MiB", [peak]))

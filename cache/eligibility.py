@@ -48,7 +48,10 @@ _WORDING_BOUND = re.compile(
     r"sentences|text|paragraph|typos?|errors?|mistakes?)|"
     r"(?:repeat|echo|quote|classify|categori[sz]e|label|extract|tag|format|convert|complete|continue|count) "
     r"(?:the|this|these|after|from|back|following|my|in|how)|"
-    r"how many (?:letters|words|characters|vowels|syllables|times)|the following|as follows|verbatim|word for word)\b",
+    r"how many (?:letters|words|characters|vowels|syllables|times)|the following|as follows|verbatim|word for word|"
+    r"capitali[sz]\w*|(?:upper|lower|title|camel|snake)[ -]?case\w*|(?:capital|block|small) letters?|all caps|"
+    r"case[ -](?:in)?sensitiv\w*|regex\w*|regular expressions?|spell(?:ed|ing|s|t)?|punctuat\w*|"
+    r"(?:question|exclamation) marks?|full stops?)\b",
     re.IGNORECASE,
 )
 _QUOTED = re.compile(r"[\"“”«»][^\"“”«»]{2,}[\"“”«»]|(?<![\w'])'[^'\n]{2,}'(?!\w)|:\s*\S+(?:\s+\S+){4,}|:\s*\n")

@@ -27,7 +27,8 @@ from cache.eligibility import Mode, check
 from cache.embed import Embedder, EmbedderError, Refused, Vectors
 from cache.index import VectorIndex
 from cache.text import normal_form
-from cache.verify import lowest_cosine, verify
+from cache.verify import lowest_cosine, objection, verify
+from cache.writing import folded_form
 
 _RowType = TypeVar("_RowType")
 _BATCH = 32
@@ -135,6 +136,8 @@ def evaluate_pairs(pairs: list[Pair], embedder: TextEmbedder, *, threshold: floa
             decisions.append(Decision(pair.text_a, "exact", pair.same, 1.0, matched=pair.text_b))
         elif asked.vector is None or cached.vector is None:
             decisions.append(Decision(pair.text_a, "miss", reason=asked.reason or cached.reason, matched=pair.text_b))
+        elif _written_otherwise(pair.text_a, pair.text_b):
+            decisions.append(Decision(pair.text_a, "semantic", pair.same, 1.0, matched=pair.text_b))
         else:
             cosine = float(asked.vector @ cached.vector)
             verdict = verify(pair.text_a, pair.text_b, cosine, threshold)
@@ -155,6 +158,7 @@ def evaluate_stream(stream: list[Asked], embedder: TextEmbedder, *, threshold: f
     prepared = _prepare(embedder, [asked.text for asked in stream])
     index = VectorIndex(embedder.dimension)
     exact: dict[str, int] = {}
+    folded: dict[str | None, int] = {}
     decisions = []
     for i, asked in enumerate(stream):
         form = prepared[asked.text]
@@ -165,8 +169,12 @@ def evaluate_stream(stream: list[Asked], embedder: TextEmbedder, *, threshold: f
             correct = stream[earlier].answer_id == asked.answer_id
             decisions.append(Decision(asked.text, "exact", correct, 1.0, None, stream[earlier].text))
         else:
+            written = folded.get(folded_form(asked.text)) if form.vector is not None else None
             if form.vector is None:
                 decision = Decision(asked.text, "miss", reason=form.reason)
+            elif written is not None and objection(asked.text, stream[written].text) is None:
+                correct = stream[written].answer_id == asked.answer_id
+                decision = Decision(asked.text, "semantic", correct, 1.0, None, stream[written].text)
             else:
                 decision = _decide(asked, index.search(form.vector, _NEIGHBOURS), stream, threshold)
             decisions.append(decision)
@@ -174,7 +182,14 @@ def evaluate_stream(stream: list[Asked], embedder: TextEmbedder, *, threshold: f
                 exact[normal_form(asked.text)] = i
                 if form.vector is not None:
                     index.add(i, form.vector)
+                    folded[folded_form(asked.text)] = i
     return Evaluation(_summarise(decisions, embedder.name, threshold), decisions)
+
+
+def _written_otherwise(a: str, b: str) -> bool:
+    """Whether the texts are the same words in another writing, and no guard objects."""
+    form = folded_form(a)
+    return form is not None and form == folded_form(b) and objection(a, b) is None
 
 
 def _decide(asked: Asked, nearest: list[tuple[int, float]], stream: list[Asked], threshold: float) -> Decision:

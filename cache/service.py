@@ -25,10 +25,13 @@ from cache import wire
 from cache.batcher import Batcher, Overloaded
 from cache.disk import Disk
 from cache.embed import Embedder, EmbedderError, Refused, find_model, fingerprint
+from cache.embeddings import EmbeddingsApp
 from cache.key import CacheKey
 from cache.stats import CacheStats, Recorder, latency
 from cache.store import Store
-from cache.verify import lowest_cosine, verify
+from cache.verify import lowest_cosine, objection, verify
+from edge.limits import Limits
+from edge.server import Server
 
 _Result = TypeVar("_Result")
 _log = logging.getLogger(__name__)
@@ -51,6 +54,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     max_wait_ms: float = 2.0
     threads: int = 1
     data_dir: Path | None = None
+    embeddings_host: str = "127.0.0.1"
+    embeddings_port: int | None = None  # None: no HTTP
 
 
 class Service:
@@ -70,8 +75,8 @@ class Service:
         self._recorder = Recorder()
         self._state: Literal["warming", "ready", "failed"] = "warming"
         self._error: str | None = None
-        self._embedder: Embedder | None = None
-        self._batcher: Batcher | None = None
+        self.embedder: Embedder | None = None
+        self.batcher: Batcher | None = None
         self._without_vector: list[CacheKey] = []
         self._writers: set[asyncio.StreamWriter] = set()
         self._requests: set[asyncio.Task[None]] = set()
@@ -93,6 +98,8 @@ class Service:
             os.umask(mask)
         inode = path.stat().st_ino
         tasks = [asyncio.create_task(self._warm_up()), asyncio.create_task(self._expire())]
+        if self._config.embeddings_port is not None:
+            tasks.append(asyncio.create_task(self._serve_embeddings(self._config.embeddings_port)))
         try:
             await stop.wait()
         finally:
@@ -102,29 +109,37 @@ class Service:
             await asyncio.gather(*tasks, *self._requests, return_exceptions=True)
             for writer in self._writers:
                 writer.close()
-            if self._batcher:
-                await self._batcher.close()
+            if self.batcher:
+                await self.batcher.close()
             if self._disk:
                 self._disk.close()
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_ino == inode:  # a successor may listen here already
                     path.unlink()
 
+    async def _serve_embeddings(self, port: int) -> None:
+        app = EmbeddingsApp(self, self._config.embedder)
+        server = Server(app, Limits(), host=self._config.embeddings_host, port=port, lifespan="off")
+        try:
+            await server.serve_beside()
+        except (OSError, SystemExit) as error:  # uvicorn ends the process where a port is taken
+            _log.error("cannot serve embeddings on port %d, the cache serves on: %s", port, error)
+
     async def _warm_up(self) -> None:
         """Bring back the entries on disk, then load the model; both off the event loop."""
         try:
             await self._restore()
-            self._embedder = await _in_daemon_thread(
+            self.embedder = await _in_daemon_thread(
                 lambda: Embedder(self._config.embedder, threads=self._config.threads)
             )
         except (EmbedderError, ImportError) as error:
             self._state, self._error = "failed", str(error)
             _log.error("semantic look-up is off, the exact cache serves on: %s", error)
         else:
-            self._batcher = Batcher(
-                self._embedder, max_batch_size=self._config.max_batch_size, max_wait_ms=self._config.max_wait_ms
+            self.batcher = Batcher(
+                self.embedder, max_batch_size=self._config.max_batch_size, max_wait_ms=self._config.max_wait_ms
             )
-            self._batcher.start()
+            self.batcher.start()
             self._state = "ready"
             _log.info("ready after %.1f s, %d entries", time.monotonic() - self._started, len(self._store))
         for writer in self._writers:
@@ -133,11 +148,11 @@ class Service:
 
     async def _add_vectors(self) -> None:
         """Embed the questions of the answers that were stored before the model was loaded."""
-        if self._batcher is None:
+        if self.batcher is None:
             return
         for key in self._without_vector:
             with contextlib.suppress(Refused, Overloaded):
-                self._store.add_vector(key, await self._batcher.embed(key.text))
+                self._store.add_vector(key, await self.batcher.embed(key.text))
         self._without_vector.clear()
 
     async def _restore(self) -> None:
@@ -207,17 +222,21 @@ class Service:
                 return await self._embed(request)
 
     async def _lookup(self, request: wire.LookupRequest) -> wire.LookupReply:
-        """Exact, then nearest neighbours by vector, each checked by the guards."""
+        """Exact, then the same words written otherwise, then nearest neighbours; these two checked by the guards."""
         key = request.key
         entry = self._store.get_exact(key, ttl_s=request.ttl_s)
         if entry is not None:
             return wire.LookupReply(request.id, "exact", 1.0, entry)
         if request.mode == "exact":
             return wire.LookupReply(request.id, "miss", reason="no_entry")
-        if self._batcher is None:
+        found = self._store.get_folded(key, ttl_s=request.ttl_s)
+        if found is not None and objection(key.text, found[1].question) is None:
+            self._store.touch(found[0])
+            return wire.LookupReply(request.id, "semantic", 1.0, found[1])
+        if self.batcher is None:
             return wire.LookupReply(request.id, "miss", reason=self._state)
         try:
-            vector = await self._batcher.embed(key.text)
+            vector = await self.batcher.embed(key.text)
         except Refused as refusal:
             return wire.LookupReply(request.id, "miss", reason=refusal.reason)
         except Overloaded:
@@ -240,19 +259,19 @@ class Service:
     async def _keep(self, request: wire.StoreRequest) -> str | None:
         """Store an answer; with a vector if it may be found by other words, else for the same words only."""
         vector = None
-        if request.mode == "semantic" and self._batcher is None and self._state == "warming":
+        if request.mode == "semantic" and self.batcher is None and self._state == "warming":
             if len(self._without_vector) < _MAX_WITHOUT_VECTOR:
                 self._without_vector.append(request.key)
-        elif request.mode == "semantic" and self._batcher is not None:
+        elif request.mode == "semantic" and self.batcher is not None:
             with contextlib.suppress(Refused, Overloaded):
-                vector = await self._batcher.embed(request.key.text)
+                vector = await self.batcher.embed(request.key.text)
         return self._store.put(request.key, request.entry, vector)
 
     async def _embed(self, request: wire.EmbedRequest) -> wire.Reply:
-        if self._batcher is None:
+        if self.batcher is None:
             return wire.FailureReply(request.id, self._state, self._error or "The embedder is being loaded.")
         try:
-            vectors = await asyncio.gather(*(self._batcher.embed(text) for text in request.texts))
+            vectors = await asyncio.gather(*(self.batcher.embed(text) for text in request.texts))
         except Refused as refusal:
             return wire.FailureReply(request.id, refusal.reason, str(refusal))
         except Overloaded:
@@ -271,11 +290,11 @@ class Service:
             self._recorder.semantic_hits += 1
 
     def _hello(self) -> wire.Hello:
-        scripts = sorted(self._embedder.scripts) if self._embedder else []
+        scripts = sorted(self.embedder.scripts) if self.embedder else []
         return wire.Hello(0, wire.PROTOCOL_VERSION, self._state, self._fingerprint, scripts, self._error)
 
     def _stats(self) -> CacheStats:
-        recorder, store, batcher = self._recorder, self._store, self._batcher
+        recorder, store, batcher = self._recorder, self._store, self.batcher
         return CacheStats(
             state=self._state,
             embedder=self._config.embedder,

@@ -1,4 +1,4 @@
-"""The answers in memory: by exact key, and by vector within one partition and context.
+"""The answers in memory: by exact key, and within one partition and context by folded form and by vector.
 
 Bounded in entries and bytes: the least recently used answer goes first, so an idle tenant's go before a busy one's.
 Time limits are absolute. Runs on one thread; a `Disk` beside it, if given, follows every change.
@@ -17,9 +17,11 @@ from cache.disk import Disk, Row
 from cache.entry import Entry
 from cache.index import Vector, VectorIndex
 from cache.key import CacheKey
+from cache.writing import folded_form
 
 _VECTOR_OVERHEAD_BYTES = 200
 _Place = tuple[str, str]
+_Folded = tuple[str, str, str]
 
 
 class Store:
@@ -49,6 +51,8 @@ class Store:
         self._rows: OrderedDict[int, Row] = OrderedDict()  # least recently used first; vectors live in the indexes
         self._sizes: dict[int, int] = {}
         self._by_exact: dict[str, int] = {}
+        # Only of entries that other words may find, which are those with a vector; of several, the latest.
+        self._by_folded: dict[_Folded, int] = {}
         self._indexes: dict[_Place, VectorIndex] = {}
         self._expiry: list[tuple[float, int]] = []
 
@@ -67,6 +71,14 @@ class Store:
         """The answer to the very same request, if it is not too old."""
         id = self._by_exact.get(key.exact)
         return None if id is None else self._fresh(id, ttl_s)
+
+    def get_folded(self, key: CacheKey, *, ttl_s: float | None = None) -> tuple[int, Entry] | None:
+        """The latest answer to the same words written otherwise, as (id, entry). Whether they mean the same is open."""
+        folded = _folded(key.partition, key.context, key.text)
+        id = self._by_folded.get(folded) if folded else None
+        if id is None or self._rows[id].entry.expired(self._clock(), ttl_s=ttl_s):
+            return None
+        return id, self._rows[id].entry
 
     def nearest(
         self, key: CacheKey, vector: Vector, k: int, *, ttl_s: float | None = None
@@ -157,6 +169,9 @@ class Store:
                 index = VectorIndex(len(row.vector))
             index.add(id, row.vector)
             self._indexes[place] = index
+            folded = _folded(row.partition, row.context, row.entry.question)
+            if folded is not None:
+                self._by_folded[folded] = id
         self._rows[id] = msgspec.structs.replace(row, vector=None)
         self._sizes[id] = size
         self._by_exact[row.exact] = id
@@ -190,8 +205,16 @@ class Store:
             index = self._indexes.get(place)
             if index is not None and index.remove(id) and not len(index):
                 del self._indexes[place]
+            folded = _folded(row.partition, row.context, row.entry.question)
+            if folded is not None and self._by_folded.get(folded) == id:
+                del self._by_folded[folded]
         if rows and self._disk is not None:
             self._disk.delete(row.exact for row in rows)
+
+
+def _folded(partition: str, context: str, text: str) -> _Folded | None:
+    form = folded_form(text)
+    return None if form is None else (partition, context, form)
 
 
 def _size_bytes(row: Row) -> int:

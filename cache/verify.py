@@ -20,6 +20,7 @@ import msgspec
 
 from cache import lexicon
 from cache.text import words
+from cache.writing import case_differs
 
 # How far apart two texts may lie, as a multiple of the distance 1 - threshold, by what their content words do.
 DISTANCE_FACTORS = {"same": 1.5, "added": 1.0, "replaced": 0.5}
@@ -100,6 +101,8 @@ def objection(a: str, b: str) -> str | None:
         first.asked_unit and second.asked_unit and first.asked_unit != second.asked_unit
     ):
         return "units"
+    if case_differs(a, b):
+        return "case"
     if first.negations != second.negations:
         return "negation"
     if _opposites(first.words - second.words, second.words - first.words):

@@ -58,6 +58,33 @@ async def test_exact_then_semantic_then_never(client: CacheClient, make_key: Mak
         assert found.score is not None
 
 
+async def test_the_same_words_written_otherwise(client: CacheClient, make_key: MakeKey, make_entry: MakeEntry) -> None:
+    entry = make_entry(FRANCE)
+    await client.store(make_key(FRANCE), entry, "semantic")
+    before = await client.stats()
+    for text in ("what is the capital of france", "What is the capital of France", "What  is the capital of FRANCE ?"):
+        # Whatever the vectors say: at threshold 1 they allow nothing but themselves.
+        hit = await client.lookup(make_key(text), "semantic", 1.0)
+        assert (hit.outcome, hit.score, hit.entry) == ("semantic", 1.0, entry), text
+        assert (await client.lookup(make_key(text), "exact", 0.95)).outcome == "miss"
+        assert (await client.lookup(make_key(text, seed=5), "semantic", 1.0)).outcome == "miss"
+    assert (await client.stats()).embedded_texts == before.embedded_texts + 3, "only the look-ups of another context"
+    assert await client.purge(scope=make_key(FRANCE).scope) == 1
+    assert (await client.lookup(make_key("what is the capital of france"), "semantic", 1.0)).outcome == "miss"
+
+
+async def test_case_that_matters_is_no_mere_writing(
+    client: CacheClient, make_key: MakeKey, make_entry: MakeEntry
+) -> None:
+    milli, mega = make_entry("What is 5 mW in watts?"), make_entry("What is 5 MW in watts?")
+    await client.store(make_key(milli.question), milli, "semantic")
+    found = await client.lookup(make_key("What is 5 MW in watts"), "semantic", 0.95)
+    assert (found.outcome, found.reason) == ("miss", "case")
+    await client.store(make_key(mega.question), mega, "semantic")
+    hit = await client.lookup(make_key("What is 5 MW in watts"), "semantic", 0.95)
+    assert hit.entry == mega
+
+
 async def test_no_answer_crosses_tenant_model_context_or_epoch(
     client: CacheClient, make_key: MakeKey, make_entry: MakeEntry
 ) -> None:
@@ -72,7 +99,8 @@ async def test_an_answer_stored_for_exact_use_is_not_found_by_other_words(
 ) -> None:
     await client.store(make_key(FRANCE), make_entry(FRANCE), "exact")
     assert (await client.lookup(make_key(FRANCE), "semantic", 0.95)).outcome == "exact"
-    assert (await client.lookup(make_key("What's the capital of France?"), "semantic", 0.95)).outcome == "miss"
+    for other in ("What's the capital of France?", "what is the capital of france"):
+        assert (await client.lookup(make_key(other), "semantic", 0.95)).outcome == "miss"
 
 
 async def test_time_limits(client: CacheClient, make_key: MakeKey, make_entry: MakeEntry) -> None:
@@ -80,6 +108,7 @@ async def test_time_limits(client: CacheClient, make_key: MakeKey, make_entry: M
     await client.store(make_key("b"), make_entry("b", now=time.time() - 100, ttl_s=500), "semantic")
     assert (await client.lookup(make_key("b"), "semantic", 0.95, ttl_s=90)).outcome == "miss"
     assert (await client.lookup(make_key("b"), "semantic", 0.95, ttl_s=200)).outcome == "exact"
+    assert (await client.lookup(make_key("B"), "semantic", 0.95, ttl_s=90)).outcome == "miss"
 
 
 async def test_what_the_embedder_refuses_is_a_miss_that_says_so(client: CacheClient, make_key: MakeKey) -> None:
