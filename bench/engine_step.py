@@ -2,9 +2,12 @@
 
     python -m bench.engine_step MODEL.gguf --rows 1,2,4,8 --context 128
     python -m bench.engine_step MODEL.gguf --prefill 512
+    python -m bench.engine_step MODEL.gguf --whole
 
-Runs the model runner alone, no scheduler and no HTTP. With `--clock cpu` the figures are CPU time of all threads, which
-other programs on the machine disturb little; with `--clock wall` they are what a user waits, if the machine is quiet.
+Runs the model runner alone, no scheduler and no HTTP. With `--whole` a step runs as it does in service, where one call
+does all blocks that it can: then there is only a total. With `--clock cpu` the figures are CPU time of all threads,
+which other programs on the machine disturb little; with `--clock wall` they are what a user waits, if the machine is
+quiet.
 """
 
 from __future__ import annotations
@@ -82,8 +85,9 @@ class _Wrapped:
 
 
 def instrument(runner: ModelRunner, stopwatch: Stopwatch) -> None:
-    """Time the runner's parts from here on."""
+    """Time the runner's parts from here on. They are called one by one, also where one call would do all blocks."""
     decoder = runner.decoder
+    decoder.blocks = None
     decoder.layers = [
         dataclasses.replace(
             layer,
@@ -135,7 +139,7 @@ def prefill_plan(runner: ModelRunner, length: int, params: SamplingParams) -> St
 def measure(
     runner: ModelRunner, plan: StepPlan, stopwatch: Stopwatch, clock: str, steps: int
 ) -> dict[str, list[float]]:
-    """Milliseconds per step, by part and in `total`, for each of `steps` steps."""
+    """Milliseconds per step in `total`, and by part if the runner is instrumented, for each of `steps` steps."""
     read = _CLOCKS[clock]
     samples: dict[str, list[float]] = defaultdict(list)
     for step in range(steps + 2):
@@ -147,9 +151,10 @@ def measure(
             raise SystemExit(f"the step failed: {errors[0]}")
         if step < 2:  # warm-up
             continue
-        stopwatch.seconds["host"] = total - sum(stopwatch.seconds.values())
-        for part in PARTS:
-            samples[part].append(1000 * stopwatch.seconds[part])
+        if stopwatch.seconds:
+            stopwatch.seconds["host"] = total - sum(stopwatch.seconds.values())
+            for part in PARTS:
+                samples[part].append(1000 * stopwatch.seconds[part])
         samples["total"].append(1000 * total)
     return samples
 
@@ -164,6 +169,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--whole", action="store_true", help="time whole steps, as they run in service")
     parser.add_argument("--clock", choices=sorted(_CLOCKS), default="cpu")
     arguments = parser.parse_args()
     threads = engine_threads.configure(arguments.threads)
@@ -176,7 +182,8 @@ def main() -> None:
         max_num_batched_tokens=max(512, arguments.prefill),
     )
     stopwatch = Stopwatch(_CLOCKS[arguments.clock])
-    instrument(runner, stopwatch)
+    if not arguments.whole:
+        instrument(runner, stopwatch)
     params = SamplingParams(temperature=arguments.temperature)
     plans = {
         f"rows={rows} context={arguments.context}": decode_plan(runner, int(rows), arguments.context, params)

@@ -6,6 +6,7 @@
  * alone, so its result does not depend on what else is in the batch.
  */
 #include "cpu_common.h"
+#include "cpu_kernels.h"
 #include "cpu_pool.h"
 
 #ifdef __AVX__
@@ -24,19 +25,6 @@
 #else
 #define TILE_SUMS 12
 #endif
-
-typedef struct {
-    const void *q;              /* [tokens, heads, head_dim], tokens token_stride apart */
-    const void *k_cache;        /* [blocks, block_size, kv_heads, head_dim] of this layer */
-    const void *v_cache;
-    void *out;                  /* [tokens, heads, head_dim] */
-    const int32_t *block_tables; /* [rows, table_width] */
-    const int32_t *token_rows;  /* [tokens], the row of each token */
-    const int32_t *token_keys;  /* [tokens], keys a token sees */
-    float *partials;            /* [tokens, heads, max_chunks, head_dim + 2]: weighted values, maximum, sum */
-    long token_stride, out_stride, table_width, block_size, heads, kv_heads, head_dim, max_chunks;
-    float scale;
-} attention_args;
 
 /* The weighted values of one chunk, before the division by their sum, then their maximum and sum. */
 INLINE float *partial(const attention_args *a, long token, long head, long chunk) {
@@ -292,7 +280,6 @@ static void attend_bf16(const void *work, long first, long last) { attend_items(
 static void join_f32(const void *a, long first, long last) { join_items(a, first, last, F32); }
 static void join_bf16(const void *a, long first, long last) { join_items(a, first, last, BF16); }
 
-/* items: [num_items, 2], (token, chunk) for every chunk of every token. head_dim: a multiple of 16, at most 256. */
 void tl_paged_attention(const attention_args *args, const int32_t *items, long num_items, long tokens, int type) {
     item_args work = {args, items};
     tl_parallel(num_items, 1, type == BF16 ? attend_bf16 : attend_f32, &work);
@@ -314,8 +301,7 @@ static void write_tokens(const void *context, long first, long last) {
     }
 }
 
-/* Copy K and V of all tokens to their slots. Strides in bytes; kv_bytes: one token's keys. */
-void tl_kv_write(const char *k, const char *v, long k_stride, long v_stride, char *k_cache, char *v_cache,
+void tl_kv_write(const void *k, const void *v, long k_stride, long v_stride, void *k_cache, void *v_cache,
                  const int64_t *slots, long tokens, long kv_bytes) {
     write_args a = {k, v, k_cache, v_cache, slots, k_stride, v_stride, kv_bytes};
     tl_parallel(tokens, 1 + 65536 / kv_bytes, write_tokens, &a);

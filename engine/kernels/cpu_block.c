@@ -1,6 +1,7 @@
 /* The decoder block's small operations: RMS norm, rotary embedding, silu(gate) * up. Each is a loop over rows or pieces
  * of rows, shared out by the pool, in one copy per element type. */
 #include "cpu_common.h"
+#include "cpu_kernels.h"
 #include "cpu_pool.h"
 
 /* Elements below which another thread is not worth waking. */
@@ -45,7 +46,6 @@ INLINE void rms_norm(const norm_args *a, long first, long last, int type) {
 }
 BY_TYPE(rms_norm)
 
-/* x, residual, out: [rows, n], contiguous. residual, float32, may be null; otherwise residual += x comes first. */
 void tl_rms_norm(const void *x, float *residual, const float *weight, void *out, long rows, long n, float eps, int type) {
     norm_args a = {x, residual, weight, out, n, eps};
     tl_parallel(rows, rows_per_piece(n), type == BF16 ? rms_norm_bf16 : rms_norm_f32, &a);
@@ -75,7 +75,6 @@ INLINE void rotate(const rotary_args *a, long first, long last, int type) {
 }
 BY_TYPE(rotate)
 
-/* In place. token_stride: elements between tokens; rotary_dim a multiple of 32. */
 void tl_rotary(void *x, long token_stride, const float *cos_sin, const int64_t *positions, long tokens, long heads,
                long head_dim, long rotary_dim, int type) {
     rotary_args a = {x, cos_sin, positions, token_stride, heads, head_dim, rotary_dim};
@@ -99,7 +98,6 @@ INLINE void silu_mul(const silu_args *a, long first, long last, int type) {
 }
 BY_TYPE(silu_mul)
 
-/* gate_up: [rows, 2 n], gate first; out: [rows, n]. */
 void tl_silu_mul(const void *gate_up, void *out, long rows, long n, int type) {
     silu_args a = {gate_up, out, n};
     tl_parallel(rows, rows_per_piece(4 * n), type == BF16 ? silu_mul_bf16 : silu_mul_f32, &a);

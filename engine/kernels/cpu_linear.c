@@ -15,6 +15,7 @@
  */
 #define LANES 16 /* the rows of a tile */
 #include "cpu_common.h"
+#include "cpu_kernels.h"
 #include "cpu_pool.h"
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__F16C__) && !defined(TIERLINE_PORTABLE)
@@ -337,8 +338,6 @@ static void multiply(const void *context, long first, long last) {
 static void quantise_f32(const void *a, long first, long last) { quantise_blocks(a, first, last, F32); }
 static void quantise_bf16(const void *a, long first, long last) { quantise_blocks(a, first, last, BF16); }
 
-/* x: [m, k] contiguous; y: [m, n]; bias: float [n] or null; scratch: m * k / 32 blocks of tl_x_block_bytes(). k is a
- * multiple of 32; a last tile of fewer than 16 rows of W is padded. */
 void tl_packed_linear(const uint8_t *w, const uint16_t *scales, const void *x, const float *bias, void *scratch, void *y,
                       long m, long n, long k, int bits, int x_type, int y_type) {
     linear_args a = {w, scales, x, bias, scratch, y, m, n, k / BLOCK, bits, y_type};

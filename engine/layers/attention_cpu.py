@@ -39,19 +39,24 @@ class CpuAttention:
         # Zeroed by the system, page by page as it is first written: memory is taken when it is used, not before.
         zeros = np.zeros(math.prod(config.kv_shape) * config.dtype.itemsize, dtype=np.uint8)
         self.kv_cache = torch.from_numpy(zeros).view(config.dtype).view(config.kv_shape)
-        self._kernel = build_native(config, self.kv_cache) if use_native else None
+        self.kernel = build_native(config, self.kv_cache) if use_native else None
         self._pages = [(self.kv_cache[layer, 0], self.kv_cache[layer, 1]) for layer in range(config.num_layers)]
         self._gather_rows: list[_GatherRow] = []
         self._slots = torch.empty(0, dtype=torch.int64)
 
+    @property
+    def gathers(self) -> bool:
+        """Whether some row of this step takes torch's way."""
+        return self.kernel is None or bool(self._gather_rows)
+
     def begin(self, step: StepGeometry) -> None:
         self._slots = torch.from_numpy(step.slots)
         first_gathered = 0
-        if self._kernel is not None:
+        if self.kernel is not None:
             lengths = step.query_starts[1:] - step.query_starts[:-1]
             while first_gathered < step.num_rows and lengths[first_gathered] <= _NATIVE_MAX_QUERY:
                 first_gathered += 1
-            self._kernel.begin(step, first_gathered)
+            self.kernel.begin(step, first_gathered)
         self._gather_rows = [self._gather_row(step, row) for row in range(first_gathered, step.num_rows)]
 
     def _gather_row(self, step: StepGeometry, row: int) -> _GatherRow:
@@ -67,12 +72,12 @@ class CpuAttention:
     def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         k_pages, v_pages = self._pages[layer]
         out = torch.empty(q.shape, dtype=q.dtype)
-        if self._kernel is None:
+        if self.kernel is None:
             kv_heads, head_dim = k.shape[1:]
             k_pages.view(-1, kv_heads, head_dim).index_copy_(0, self._slots, k)
             v_pages.view(-1, kv_heads, head_dim).index_copy_(0, self._slots, v)
         else:
-            self._kernel.forward(layer, q, k, v, out)
+            self.kernel.forward(layer, q, k, v, out)
         for row in self._gather_rows:
             self._attend(row, q, k_pages, v_pages, out)
         return out

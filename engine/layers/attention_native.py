@@ -18,8 +18,8 @@ _CHUNK = 128  # keys per work item, CHUNK in cpu_attention.c
 _MAX_HEAD_DIM = 256
 
 
-class _Arguments(ctypes.Structure):
-    """`attention_args` in cpu_attention.c."""
+class AttentionArguments(ctypes.Structure):
+    """`attention_args` in cpu_kernels.h."""
 
     _fields_ = (
         ("q", ctypes.c_void_p),
@@ -43,7 +43,11 @@ class _Arguments(ctypes.Structure):
 
 
 class NativeAttention:
-    """Attends the first tokens of a step (those of `begin`'s `num_rows` rows); writes K and V of all of them."""
+    """Attends the first tokens of a step (those of `begin`'s `num_rows` rows); writes K and V of all of them.
+
+    `blocks_native` makes the same calls: `arguments`, `items` (pointer and count) and `slots_pointer` describe the step
+    that `begin` has prepared, `layer_pointers` are K and V of every layer.
+    """
 
     def __init__(self, library: ctypes.CDLL, config: AttentionConfig, kv_cache: torch.Tensor) -> None:
         self._attend, self._write = library.tl_paged_attention, library.tl_kv_write
@@ -52,9 +56,9 @@ class NativeAttention:
         self._element_bytes = config.dtype.itemsize
         self._kv_bytes = config.num_kv_heads * config.head_dim * self._element_bytes
         self._cache = kv_cache  # kept alive: the pointers below are into it
-        self._layers = [(kv_cache[i, 0].data_ptr(), kv_cache[i, 1].data_ptr()) for i in range(config.num_layers)]
+        self.layer_pointers = [(kv_cache[i, 0].data_ptr(), kv_cache[i, 1].data_ptr()) for i in range(config.num_layers)]
         self._partials = torch.empty(0, dtype=torch.float32)
-        self._arguments = _Arguments(
+        self.arguments = AttentionArguments(
             block_size=config.block_size,
             heads=config.num_heads,
             kv_heads=config.num_kv_heads,
@@ -77,7 +81,7 @@ class NativeAttention:
         self._items = np.stack([owners, np.arange(len(owners), dtype=np.int32) - firsts[owners]], axis=1).astype(
             np.int32
         )
-        arguments, config = self._arguments, self._config
+        arguments, config = self.arguments, self._config
         if self._max_chunks > 1:
             needed = num_tokens * config.num_heads * self._max_chunks * (config.head_dim + 2)
             if self._partials.numel() < needed:
@@ -88,13 +92,13 @@ class NativeAttention:
         arguments.token_keys = self._keys.ctypes.data
         arguments.table_width = step.block_tables.shape[1]
         arguments.max_chunks = self._max_chunks
-        self._slots_pointer = step.slots.ctypes.data
-        self._items_pointer = self._items.ctypes.data
+        self.slots_pointer = step.slots.ctypes.data
+        self.items = (self._items.ctypes.data, len(self._items))
         self._arguments_pointer = ctypes.addressof(arguments)
 
     def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
         """Write all of k and v, then fill the first tokens of `out`. Shapes as in `AttentionBackend.forward`."""
-        k_cache, v_cache = self._layers[layer]
+        k_cache, v_cache = self.layer_pointers[layer]
         size = self._element_bytes
         self._write(
             k.data_ptr(),
@@ -103,17 +107,17 @@ class NativeAttention:
             v.stride(0) * size,
             k_cache,
             v_cache,
-            self._slots_pointer,
+            self.slots_pointer,
             k.shape[0],
             self._kv_bytes,
         )
         if not self._num_tokens:
             return
-        arguments = self._arguments
+        arguments = self.arguments
         arguments.q, arguments.out = q.data_ptr(), out.data_ptr()
         arguments.k_cache, arguments.v_cache = k_cache, v_cache
         arguments.token_stride, arguments.out_stride = q.stride(0), out.stride(0)
-        self._attend(self._arguments_pointer, self._items_pointer, len(self._items), self._num_tokens, self._type)
+        self._attend(self._arguments_pointer, *self.items, self._num_tokens, self._type)
 
 
 def build_native(config: AttentionConfig, kv_cache: torch.Tensor) -> NativeAttention | None:

@@ -17,7 +17,7 @@ from gguf.quants import quantize
 
 from engine.layers import native, probe
 from engine.quant.blocks import BlockTensor
-from engine.quant.tiles import GROUP_SIZE, TiledWeight, to_tiles
+from engine.quant.tiles import GROUP_SIZE, TiledWeight, tiled_bytes, to_tiles
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +40,14 @@ class NativePackedLinear:
         # Copies: torch's memory begins on a cache line, so that none of the kernel's vectors lies across two.
         self._data, self._scales = torch.from_numpy(weight.data).clone(), torch.from_numpy(weight.scales).clone()
         self._bias = None if bias is None else bias.float()
-        self._bits = weight.bits
+        self.bits = weight.bits
         self._out_dtype = out_dtype
-        self._pointers = (self._data.data_ptr(), self._scales.data_ptr())
-        self._bias_pointer = 0 if self._bias is None else self._bias.data_ptr()
+        # Of weights, scales and bias.
+        self.pointers = (
+            self._data.data_ptr(),
+            self._scales.data_ptr(),
+            None if self._bias is None else self._bias.data_ptr(),
+        )
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -53,16 +57,18 @@ class NativePackedLinear:
         needed = rows * self._row_blocks_bytes
         if self._scratch.nbytes < needed:
             self._scratch = torch.empty(needed, dtype=torch.uint8)
+        weights, scales, bias = self.pointers
         self._call(
-            *self._pointers,
+            weights,
+            scales,
             x.data_ptr(),
-            self._bias_pointer,
+            bias,
             self._scratch.data_ptr(),
             out.data_ptr(),
             rows,
             self.out_features,
             self.in_features,
-            self._bits,
+            self.bits,
             native.ELEMENT_TYPES[x.dtype],
             native.ELEMENT_TYPES[out.dtype],
         )
@@ -78,6 +84,12 @@ def build_packed(
         return None
     weight = to_tiles(tensor)
     return None if weight is None else NativePackedLinear(library, weight, bias, out_dtype=out_dtype)
+
+
+def packed_bytes(kind: GGMLQuantizationType, rows: int, columns: int) -> int | None:
+    """What `build_packed` would hold for such a matrix, or None as there."""
+    library = native.library()
+    return None if library is None or not _agrees(library) else tiled_bytes(kind, rows, columns)
 
 
 def prompt_gain() -> float:

@@ -24,8 +24,8 @@ import torch
 logger = logging.getLogger(__name__)
 
 _SOURCE_DIR = Path(__file__).parent.parent / "kernels"
-_SOURCES = ("cpu_attention.c", "cpu_block.c", "cpu_linear.c", "cpu_pool.c")
-_HEADERS = ("cpu_common.h", "cpu_pool.h")
+_SOURCES = ("cpu_attention.c", "cpu_block.c", "cpu_decoder.c", "cpu_linear.c", "cpu_pool.c")
+_HEADERS = ("cpu_common.h", "cpu_kernels.h", "cpu_pool.h")
 # Read with this module, not when the compiler runs: Python and C must agree on every argument, and a process may have
 # run for long, its package replaced under it, before it builds. Also, what is hashed must be what is compiled.
 _CODE = {name: (_SOURCE_DIR / name).read_bytes() for name in (*_SOURCES, *_HEADERS) if (_SOURCE_DIR / name).is_file()}
@@ -55,6 +55,7 @@ _SIGNATURES: dict[str, tuple[type[ctypes._SimpleCData[int]] | None, tuple[type, 
         None,
         (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG, _INT, _INT, _INT),
     ),
+    "tl_blocks": (None, (_POINTER, _LONG)),
     "tl_x_block_bytes": (_LONG, ()),
     "tl_set_threads": (_INT, (_INT,)),
 }

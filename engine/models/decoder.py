@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from engine.layers.attention import AttentionBackend
+from engine.layers.blocks_native import build_blocks
 from engine.layers.linear import Linear, LinearPolicy, build_linear, decode
 from engine.layers.ops import BlockOps
 from engine.models.spec import ModelSpec
@@ -57,6 +58,8 @@ class Decoder:
         self._final_norm = self._vector(source.final_norm())
         self.output = build_linear([source.output()], policy, out_dtype=torch.float32)
         self._cos_sin = rotary_table(spec, source.rope_factors(), max_position).to(policy.device)
+        # All blocks in one call, where the machine and the weights allow it; None: one operation after the other.
+        self.blocks = build_blocks(spec, self.layers, attention, self._cos_sin, policy.dtype)
 
     def _vector(self, values: FloatArray) -> torch.Tensor:
         return torch.from_numpy(np.array(values, dtype=np.float32)).to(self._device)
@@ -75,11 +78,14 @@ class Decoder:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all weights as held here, every packed and dense copy counted."""
-        linears = [
-            lin for layer in self.layers for lin in (layer.qkv, layer.attention_output, layer.gate_up, layer.down)
-        ]
-        return self._embedding.nbytes + self.output.num_bytes + sum(linear.num_bytes for linear in linears)
+        """Bytes of all weights and tables as held here, every packed and dense copy counted."""
+        tables = [self._embedding, self._final_norm, self._cos_sin]
+        linears = [self.output]
+        for layer in self.layers:
+            linears += [layer.qkv, layer.attention_output, layer.gate_up, layer.down]
+            norms = (layer.attention_norm, layer.mlp_norm, layer.q_norm, layer.k_norm)
+            tables += [norm for norm in norms if norm is not None]
+        return sum(table.nbytes for table in tables) + sum(linear.num_bytes for linear in linears)
 
     def hidden(self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         """Run the blocks over one step's tokens and return the normed state of the tokens `wanted`.
@@ -87,10 +93,19 @@ class Decoder:
         token_ids, positions: int64 `[tokens]`; wanted: int64 `[rows]`, indices into the tokens. The attention backend
         must have begun this step. Returns `[rows, hidden]`.
         """
-        spec, ops, attention = self.spec, self.ops, self.attention
-        tokens, eps = token_ids.shape[0], spec.norm_eps
+        ops, tokens, eps = self.ops, token_ids.shape[0], self.spec.norm_eps
         embedded = self._embedding.index_select(0, token_ids)  # [tokens, hidden]
         residual = embedded.float()  # the sum of all blocks' outputs, kept in float32
+        if self.blocks is not None and self.blocks.serves(tokens):
+            delta = self.blocks(residual, positions)
+        else:
+            delta = self._run_blocks(embedded, residual, positions)
+        return ops.add_rms_norm(delta.index_select(0, wanted), residual.index_select(0, wanted), self._final_norm, eps)
+
+    def _run_blocks(self, embedded: torch.Tensor, residual: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """All blocks, operation by operation. Adds to `residual`; returns what is still to be added."""
+        spec, ops, attention = self.spec, self.ops, self.attention
+        tokens, eps = residual.shape[0], spec.norm_eps
         delta: torch.Tensor | None = None
         for index, layer in enumerate(self.layers):
             if delta is None:
@@ -110,7 +125,7 @@ class Decoder:
             delta = layer.down(ops.silu_mul(layer.gate_up(x)))
         if delta is None:
             raise ValueError("a model needs at least one layer")
-        return ops.add_rms_norm(delta.index_select(0, wanted), residual.index_select(0, wanted), self._final_norm, eps)
+        return delta
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 `[rows, vocab]` of states `[rows, hidden]`."""

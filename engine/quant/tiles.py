@@ -44,6 +44,14 @@ class TiledWeight:
         return int(self.data.nbytes + self.scales.nbytes)
 
 
+def tiled_bytes(kind: GGMLQuantizationType, rows: int, columns: int) -> int | None:
+    """What `to_tiles` makes of such a matrix occupies, or None: an encoding that has no tiles."""
+    encoding = _ENCODINGS.get(kind)
+    if encoding is None:
+        return None
+    return -(-rows // TILE_ROWS) * TILE_ROWS * columns // GROUP_SIZE * (GROUP_SIZE * encoding[0] // 8 + 4)
+
+
 def to_tiles(tensor: BlockTensor) -> TiledWeight | None:
     """The tiled layout of a matrix, or None: another encoding, or minima beyond float16."""
     encoding = _ENCODINGS.get(tensor.type)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import gguf
@@ -42,24 +42,28 @@ def write_model(
     *,
     architecture: str = "llama",
     encoding: GGMLQuantizationType = GGMLQuantizationType.F32,
+    encodings: Mapping[str, GGMLQuantizationType] | None = None,
     head_dim: int = 32,
+    heads: int = 6,
     tied: bool = True,
     rope_factors: Sequence[float] | None = None,
     linear_factor: float | None = None,
     leave_out: Iterable[str] = (),
     metadata: dict[str, int | str] | None = None,
+    sizes: Mapping[str, int] | None = None,
     seed: int = 0,
 ) -> transformers.PreTrainedModel:
-    """Write a random two-layer model to `path` and return transformers' model with exactly the weights in the file."""
+    """Write a random two-layer model to `path` and return transformers' model with exactly the weights in the file.
+
+    `encodings`: of the matrices whose GGUF names contain the key, instead of `encoding`. `sizes`: fields of
+    transformers' configuration, instead of the small ones.
+    """
     config_class, model_class = _HF_CLASSES[architecture]
     torch.manual_seed(seed)
     config = config_class(
-        vocab_size=320,
-        hidden_size=96,
-        intermediate_size=160,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        num_key_value_heads=2,
+        **{"vocab_size": 320, "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 2} | dict(sizes or {}),
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 3,
         head_dim=head_dim,
         max_position_embeddings=512,
         rms_norm_eps=1e-5,
@@ -89,19 +93,29 @@ def write_model(
         if values.ndim == 1:
             writer.add_tensor(target, values)
             continue
-        data = values if encoding == GGMLQuantizationType.F32 else quantize(values, encoding)
-        rounded = torch.from_numpy(dequantize(data, encoding)) if data is not values else parameter.detach()
+        kind = next((kind for part, kind in (encodings or {}).items() if part in target), encoding)
+        data = values if kind == GGMLQuantizationType.F32 else _encode(values, kind)
+        rounded = torch.from_numpy(dequantize(data, kind)) if data is not values else parameter.detach()
         with torch.no_grad():
             parameter.copy_(rounded)
         if architecture == "llama" and target.endswith(("attn_q.weight", "attn_k.weight")):
             heads = config.num_attention_heads if "attn_q" in target else config.num_key_value_heads
             data = permute(data, heads)
-        writer.add_tensor(target, data, raw_dtype=encoding)
+        writer.add_tensor(target, data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return model
+
+
+def _encode(values: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
+    """`values` in the encoding `kind`; for Q6_K, which the gguf package only decodes, random numbers of their size."""
+    if kind != GGMLQuantizationType.Q6_K:
+        return quantize(values, kind)
+    blocks = np.random.default_rng(values.size).integers(0, 256, (values.size // 256, 210), dtype=np.uint8)
+    blocks[:, 208:] = np.full((len(blocks), 1), 0.15 / 32 / 128, np.float16).view(np.uint8)
+    return blocks.reshape(len(values), -1)
 
 
 def gguf_name(name: str) -> str:

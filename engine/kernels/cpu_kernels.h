@@ -1,0 +1,47 @@
+/* The kernels that Python calls, one by one or, through tl_blocks, all of a step's at once. `type`: of activations and the
+ * KV cache, as cpu_common.h numbers them. Matrices are contiguous unless a stride says otherwise.
+ */
+#ifndef TIERLINE_CPU_KERNELS_H
+#define TIERLINE_CPU_KERNELS_H
+
+#include <stdint.h>
+
+/* cpu_block.c. x, residual, out: [rows, n]. residual, float32, may be null; otherwise residual += x comes first. out may
+ * be x. */
+void tl_rms_norm(const void *x, float *residual, const float *weight, void *out, long rows, long n, float eps, int type);
+
+/* x: [tokens, heads, head_dim], in place. token_stride: elements between tokens; rotary_dim: a multiple of 32. */
+void tl_rotary(void *x, long token_stride, const float *cos_sin, const int64_t *positions, long tokens, long heads,
+               long head_dim, long rotary_dim, int type);
+
+/* gate_up: [rows, 2 n], gate first; out: [rows, n]. */
+void tl_silu_mul(const void *gate_up, void *out, long rows, long n, int type);
+
+/* cpu_linear.c. x: [m, k]; y: [m, n]; bias: float [n] or null; scratch: m * k / 32 blocks of tl_x_block_bytes(). k is a
+ * multiple of 32; a last tile of fewer than 16 rows of W is padded. */
+void tl_packed_linear(const uint8_t *w, const uint16_t *scales, const void *x, const float *bias, void *scratch, void *y,
+                      long m, long n, long k, int bits, int x_type, int y_type);
+long tl_x_block_bytes(void);
+
+/* cpu_attention.c. */
+typedef struct {
+    const void *q;              /* [tokens, heads, head_dim], tokens token_stride apart */
+    const void *k_cache;        /* [blocks, block_size, kv_heads, head_dim] of this layer */
+    const void *v_cache;
+    void *out;                  /* [tokens, heads, head_dim] */
+    const int32_t *block_tables; /* [rows, table_width] */
+    const int32_t *token_rows;  /* [tokens], the row of each token */
+    const int32_t *token_keys;  /* [tokens], keys a token sees */
+    float *partials;            /* [tokens, heads, max_chunks, head_dim + 2]: weighted values, maximum, sum */
+    long token_stride, out_stride, table_width, block_size, heads, kv_heads, head_dim, max_chunks;
+    float scale;
+} attention_args;
+
+/* items: [num_items, 2], (token, chunk) for every chunk of every token. head_dim: a multiple of 16, at most 256. */
+void tl_paged_attention(const attention_args *args, const int32_t *items, long num_items, long tokens, int type);
+
+/* Copy K and V of all tokens to their slots. Strides in bytes; kv_bytes: one token's keys. */
+void tl_kv_write(const void *k, const void *v, long k_stride, long v_stride, void *k_cache, void *v_cache,
+                 const int64_t *slots, long tokens, long kv_bytes);
+
+#endif
