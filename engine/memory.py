@@ -1,19 +1,31 @@
-"""The engine's memory as arithmetic: what weights and KV cache take, and how many pages a budget buys.
+"""The engine's memory as arithmetic: what a model will take, before it is loaded, and how many pages a budget buys.
 
-Formulas only, no torch: `tierline models plan` uses them without loading a model, and the runner for what it reports.
+Formulas over a file's headers, no torch. What is counted is this process's own memory: the file's pages are mapped
+while it loads, but they are the system's, which takes them back when it needs them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import psutil
+from gguf.constants import GGMLQuantizationType
 
 from engine.models.spec import ModelSpec
+from engine.quant.blocks import PIECE_VALUES
 
 # Share of the memory free after loading that the KV cache may take when no budget is given.
 _CPU_SHARE = 0.25
 _GPU_SHARE = 0.90
+# While a matrix is packed: its rows in order, and stacked, and the tiles in the making, each about as large as they.
+_PACKING_COPIES = 4
+# While a piece of a matrix is decoded: its values, their integers and the scales, spread out.
+_DECODING_COPIES = 4
+
+# The bytes that packed weights take, from encoding, rows and columns; None where an encoding has no packed form.
+PackedBytes = Callable[[GGMLQuantizationType, int, int], int | None]
 
 
 class EngineMemoryError(Exception):
@@ -26,11 +38,6 @@ def kv_bytes_per_token(spec: ModelSpec, element_bytes: int) -> int:
     Grouped-query attention enters by `kv_heads`, the key-value heads, not the query heads.
     """
     return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * element_bytes
-
-
-def weight_bytes(spec: ModelSpec, bits_per_weight: float) -> int:
-    """All weights at an average width, e.g. 16 for bfloat16, 5 for Q4_1 (four bits and 32 shared ones per 32)."""
-    return int(spec.num_parameters * bits_per_weight / 8)
 
 
 def scratch_bytes(spec: ModelSpec, max_num_batched_tokens: int, max_num_seqs: int, element_bytes: int) -> int:
@@ -86,6 +93,118 @@ def choose_num_blocks(
             f"lower max_model_len (to {max(0, blocks - 1) * block_size} at most) or raise kv_cache_bytes"
         )
     return blocks
+
+
+class MatrixHeader(Protocol):
+    """What a file says of a matrix."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def type(self) -> GGMLQuantizationType: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """How a policy stores a model: bytes per activation and per decoded weight, whether packed matrices keep a decoded
+    copy, and what packing yields (None: nothing is packed)."""
+
+    element_bytes: int
+    dense_element_bytes: int
+    keep_dense: bool
+    packed_bytes: PackedBytes | None
+    on_gpu: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A model and how it is to be served. `matrices`: in lists that share one product, as `GgufTensors.matrices`."""
+
+    spec: ModelSpec
+    matrices: Sequence[Sequence[MatrixHeader]]
+    max_model_len: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_cache_bytes: int | None = None
+
+    def plan(self, storage: Storage) -> MemoryPlan:
+        """What this takes when stored so."""
+        packed, dense, loading, decoded = 0, 0, 0, set[str]()
+        for group in self.matrices:
+            rows, columns = sum(matrix.shape[0] for matrix in group), group[0].shape[1]
+            kinds = {matrix.type for matrix in group}
+            size = (
+                storage.packed_bytes(group[0].type, rows, columns) if storage.packed_bytes and len(kinds) == 1 else None
+            )
+            if size is not None:
+                packed += size
+                loading = max(loading, _PACKING_COPIES * size)
+            if size is None or storage.keep_dense:
+                decoded_bytes = rows * columns * storage.dense_element_bytes
+                dense += decoded_bytes
+                loading = max(loading, decoded_bytes)  # it is reordered into another one
+            if size is None and storage.packed_bytes is not None:
+                decoded |= {kind.name for kind in kinds}
+        spec = self.spec
+        norms = spec.num_layers * (2 * spec.hidden_size + 2 * spec.head_dim * spec.qk_norm) + spec.hidden_size
+        per_token = kv_bytes_per_token(spec, storage.element_bytes)
+        pages = -(-self.max_model_len // self.block_size) + 1
+        return MemoryPlan(
+            packed_bytes=packed,
+            dense_bytes=dense,
+            embedding_bytes=spec.vocab_size * spec.hidden_size * storage.element_bytes,
+            table_bytes=4 * (norms + self.max_model_len * spec.rope.rotary_dim),
+            # On a GPU the pieces are made in main memory, one matrix at a time.
+            loading_bytes=0 if storage.on_gpu else loading + 4 * _DECODING_COPIES * PIECE_VALUES,
+            scratch_bytes=scratch_bytes(spec, self.max_num_batched_tokens, self.max_num_seqs, storage.element_bytes),
+            kv_cache_bytes=self.kv_cache_bytes or pages * self.block_size * per_token,
+            decoded=tuple(sorted(decoded)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What a model will take, in bytes. `kv_cache_bytes`: what was asked for, else one sequence of `max_model_len`."""
+
+    packed_bytes: int
+    dense_bytes: int
+    embedding_bytes: int
+    table_bytes: int  # norms and the rotary table
+    loading_bytes: int  # for a moment, before there are activations
+    scratch_bytes: int
+    kv_cache_bytes: int
+    decoded: tuple[str, ...] = field(default=())  # encodings without a packed form, where others were to be packed
+
+    @property
+    def weights_bytes(self) -> int:
+        """What the weights take once they are loaded, all copies counted."""
+        return self.packed_bytes + self.dense_bytes + self.embedding_bytes + self.table_bytes
+
+    @property
+    def without_kv_bytes(self) -> int:
+        """The most that is held at a time, the KV cache apart."""
+        return self.weights_bytes + max(self.loading_bytes, self.scratch_bytes)
+
+    @property
+    def total_bytes(self) -> int:
+        return self.without_kv_bytes + self.kv_cache_bytes
+
+    def refusal(self, free_bytes: int) -> str:
+        """Why this does not fit: the sum, its parts, and what to do."""
+        why = f" (no packed form for {', '.join(self.decoded)} in this engine)" if self.decoded else ""
+        parts = (
+            f"{self.packed_bytes:,} packed weights",
+            f"{self.dense_bytes:,} decoded weights{why}",
+            f"{self.embedding_bytes:,} embedding",
+            f"{self.table_bytes:,} norms and rotary table",
+            f"{self.kv_cache_bytes:,} KV cache",
+            f"{max(self.loading_bytes, self.scratch_bytes):,} to load and to compute",
+        )
+        return (
+            f"the model needs {self.total_bytes:,} bytes, {free_bytes:,} are free: {' + '.join(parts)}. "
+            "Use a smaller model, a lower max_model_len or kv_cache_bytes, or precision auto on a CPU"
+        )
 
 
 @dataclass(frozen=True, slots=True)

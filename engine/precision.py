@@ -18,9 +18,8 @@ import logging
 import torch
 
 from engine.layers import linear_native, probe
-from engine.layers.linear import LinearPolicy
-from engine.memory import EngineMemoryError, available_bytes
-from engine.models.spec import ModelSpec
+from engine.layers.linear import LinearPolicy, packed_bytes
+from engine.memory import Demand, EngineMemoryError, MemoryPlan, Storage, available_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -31,14 +30,12 @@ _PACKED_ROWS = 8
 _FAST_ENOUGH = 0.9
 # Rounding prompts to bfloat16 has to pay: from so many times float32's speed on.
 _WORTHWHILE_GAIN = 1.3
-# Room that must stay beside the weights, as a share of them.
-_MARGIN = 1.1
 
 
-def choose_policy(precision: str, device: torch.device, spec: ModelSpec, file_bytes: int) -> LinearPolicy:
-    """How to hold the weights of a model of `spec` whose file has `file_bytes`.
+def choose_policy(precision: str, device: torch.device, demand: Demand) -> tuple[LinearPolicy, MemoryPlan]:
+    """How to hold the weights of a model, and what that takes.
 
-    Raises ValueError for an unknown precision or a device that is not there, EngineMemoryError when the weights do not
+    Raises ValueError for an unknown precision or a device that is not there, EngineMemoryError when the model does not
     fit. Where packed and dense copies together do not fit, or the packed ones are fast at prompts too, `auto` keeps
     them alone.
     """
@@ -48,29 +45,40 @@ def choose_policy(precision: str, device: torch.device, spec: ModelSpec, file_by
         raise ValueError(f"device {str(device)!r} is not supported: use cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError("device cuda: torch finds no CUDA device here")
+    policies = _candidates(precision, device)
+    free = free_bytes(device)
+    plans = [demand.plan(_storage(policy)) for policy in policies]
+    for policy, plan in zip(policies, plans, strict=True):
+        if plan.total_bytes <= free:
+            if policy is not policies[0]:
+                logger.warning("too little memory for dense copies of the weights: prompts will be slower")
+            return policy, plan
+    raise EngineMemoryError(plans[-1].refusal(free))
+
+
+def _candidates(precision: str, device: torch.device) -> list[LinearPolicy]:
+    """Policies in order of preference, each smaller than the one before."""
     on_cpu = device.type == "cpu"
     dtype = torch.float32 if precision == "float32" or (precision == "auto" and on_cpu) else torch.bfloat16
-    dense_dtype, dense_gain = dtype, 1.0
-    if precision == "auto" and on_cpu and probe.bfloat16_gain() >= _WORTHWHILE_GAIN:
-        dense_dtype, dense_gain = torch.bfloat16, probe.bfloat16_gain()
-    dense = int(spec.num_parameters * dense_dtype.itemsize * _MARGIN)
-    packed = int(file_bytes * _MARGIN)
-    free = free_bytes(device)
     if precision != "auto" or not on_cpu:
-        if dense > free:
-            raise EngineMemoryError(
-                f"the weights need {dense:,} bytes as {str(dense_dtype).removeprefix('torch.')}, {free:,} are free: "
-                "use a smaller model, or precision auto on a CPU"
-            )
-        return LinearPolicy(device, dtype, packed_rows=0)
-    if packed <= free and linear_native.prompt_gain() >= _FAST_ENOUGH * dense_gain:
-        return LinearPolicy(device, dtype, packed_rows=_PACKED_ROWS, dense=False, dense_dtype=dense_dtype)
-    if dense + packed <= free:
-        return LinearPolicy(device, dtype, packed_rows=_PACKED_ROWS, dense_dtype=dense_dtype)
-    if packed <= free:
-        logger.warning("too little memory for dense copies of the weights: prompts will be slower")
-        return LinearPolicy(device, dtype, packed_rows=_PACKED_ROWS, dense=False)
-    raise EngineMemoryError(f"the weights need {packed:,} bytes, {free:,} are free: use a smaller model")
+        return [LinearPolicy(device, dtype, packed_rows=0)]
+    dense_dtype, dense_gain = dtype, 1.0
+    if probe.bfloat16_gain() >= _WORTHWHILE_GAIN:
+        dense_dtype, dense_gain = torch.bfloat16, probe.bfloat16_gain()
+    alone = LinearPolicy(device, dtype, packed_rows=_PACKED_ROWS, dense=False, dense_dtype=dense_dtype)
+    if linear_native.prompt_gain() >= _FAST_ENOUGH * dense_gain:
+        return [alone]
+    return [LinearPolicy(device, dtype, packed_rows=_PACKED_ROWS, dense_dtype=dense_dtype), alone]
+
+
+def _storage(policy: LinearPolicy) -> Storage:
+    return Storage(
+        element_bytes=policy.dtype.itemsize,
+        dense_element_bytes=(policy.dense_dtype or policy.dtype).itemsize,
+        keep_dense=policy.dense,
+        packed_bytes=packed_bytes if policy.packed_rows else None,
+        on_gpu=policy.device.type == "cuda",
+    )
 
 
 def free_bytes(device: torch.device) -> int:

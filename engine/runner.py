@@ -22,6 +22,7 @@ from engine.loader.families import GgufTensors
 from engine.loader.gguf import GgufFile
 from engine.loader.info import read_tokenizer
 from engine.memory import (
+    Demand,
     MemoryLedger,
     choose_num_blocks,
     kv_bytes_per_token,
@@ -234,17 +235,24 @@ def load_runner(
         torch.set_num_threads(threads)
         native.set_threads(threads)
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    policy = choose_policy(precision, target, spec, file.num_bytes)
     block_size = block_size or DEFAULT_BLOCK_SIZE
-    bytes_per_token = kv_bytes_per_token(spec, policy.dtype.itemsize)
-    weights = spec.num_parameters * policy.dtype.itemsize if policy.dense else file.num_bytes
+    demand = Demand(
+        spec,
+        list(source.matrices()),
+        max_model_len=max_model_len,
+        block_size=block_size,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        kv_cache_bytes=kv_cache_bytes,
+    )
+    policy, plan = choose_policy(precision, target, demand)
     num_blocks = choose_num_blocks(
-        bytes_per_token=bytes_per_token,
+        bytes_per_token=kv_bytes_per_token(spec, policy.dtype.itemsize),
         block_size=block_size,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         budget_bytes=kv_cache_bytes,
-        free_bytes=max(0, free_bytes(target) - weights),
+        free_bytes=max(0, free_bytes(target) - plan.without_kv_bytes),
         on_gpu=target.type == "cuda",
     )
     config = AttentionConfig(

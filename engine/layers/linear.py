@@ -14,11 +14,15 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from gguf.constants import GGMLQuantizationType
 
 from engine.layers import linear_native, probe
 from engine.models.tensors import FloatArray
 from engine.quant.blocks import BlockTensor, stack_rows
-from engine.quant.int4 import GROUP_SIZE, Int4Weight, to_int4
+from engine.quant.int4 import GROUP_SIZE, INT4_ENCODINGS, Int4Weight, to_int4
+
+# torch's four-bit product takes matrices of a multiple of so many rows.
+_INT4PACK_ROWS = 16
 
 
 class Linear(Protocol):
@@ -137,8 +141,17 @@ def build_linear(
 
 
 def decode(parts: list[BlockTensor], dtype: torch.dtype) -> torch.Tensor:
-    """The stacked rows of `parts`, decoded to `dtype` one part at a time. `[rows, columns]`."""
-    return torch.cat([torch.from_numpy(part.dequantize()).to(dtype) for part in parts])
+    """The stacked rows of `parts`, decoded to `dtype` piece by piece. `[rows, columns]`."""
+    out = torch.empty(sum(part.num_rows for part in parts), parts[0].num_columns, dtype=dtype)
+    done = 0
+    for part in parts:
+        for start, rows in part.pieces():
+            # Rows that are float32 in the file are the file's own memory, which torch must not be given to write to.
+            out[done + start : done + start + len(rows)] = torch.from_numpy(
+                rows if rows.flags.writeable else rows.copy()
+            )
+        done += part.num_rows
+    return out
 
 
 def _dense_linear(parts: list[BlockTensor], policy: LinearPolicy, bias: torch.Tensor | None) -> Linear:
@@ -153,6 +166,15 @@ def _dense_linear(parts: list[BlockTensor], policy: LinearPolicy, bias: torch.Te
     return dense if dtype == policy.dtype else CastLinear(dense, dtype)
 
 
+def packed_bytes(kind: GGMLQuantizationType, rows: int, columns: int) -> int | None:
+    """What packed weights of a matrix in this encoding occupy on this machine's CPU, or None: it has to be decoded."""
+    size = linear_native.packed_bytes(kind, rows, columns)
+    if size is not None:
+        return size
+    fits = kind in INT4_ENCODINGS and rows % _INT4PACK_ROWS == 0 and probe.int4pack_works(torch.bfloat16)
+    return rows * columns // 2 + rows * (columns // GROUP_SIZE) * 2 * torch.bfloat16.itemsize if fits else None
+
+
 def _packed_linear(
     parts: list[BlockTensor], policy: LinearPolicy, bias: torch.Tensor | None, out_dtype: torch.dtype | None
 ) -> Linear | None:
@@ -165,7 +187,7 @@ def _packed_linear(
         return linear
     weight = to_int4(stacked)
     # torch's four-bit product is fast on bfloat16 activations only; on float32 it takes a hundred times as long.
-    if weight is None or weight.shape[0] % 16 or not probe.int4pack_works(torch.bfloat16):
+    if weight is None or weight.shape[0] % _INT4PACK_ROWS or not probe.int4pack_works(torch.bfloat16):
         return None
     int4 = Int4PackLinear(weight, torch.bfloat16, None if bias is None else bias.to(torch.bfloat16))
     return int4 if policy.dtype == torch.bfloat16 else CastLinear(int4, torch.bfloat16)

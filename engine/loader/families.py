@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.loader.errors import ModelFileError
-from engine.loader.gguf import GgufFile
+from engine.loader.gguf import GgufFile, TensorInfo
 from engine.models.spec import ModelSpec, RopeSpec
 from engine.models.tensors import FloatArray, LayerTensors
 from engine.quant.blocks import BlockTensor
@@ -129,6 +129,22 @@ class GgufTensors:
     def layers(self) -> Iterator[LayerTensors]:
         for index in range(self.spec.num_layers):
             yield self._layer(f"blk.{index}")
+
+    def matrices(self) -> Iterator[list[TensorInfo]]:
+        """The headers of the matrices that products are made of, `output` last; those of a list share one product."""
+        groups = (("attn_q", "attn_k", "attn_v"), ("attn_output",), ("ffn_gate", "ffn_up"), ("ffn_down",))
+        for index in range(self.spec.num_layers):
+            for names in groups:
+                yield [self._matrix(f"blk.{index}.{name}.weight") for name in names]
+        yield [self._matrix("token_embd.weight" if self.spec.tied_embeddings else "output.weight")]
+
+    def _matrix(self, name: str) -> TensorInfo:
+        info = self._file.info(name)
+        if len(info.shape) != 2:
+            raise ModelFileError(
+                self._file.path, f"tensor {name!r} has shape {list(info.shape)}, not two", "Convert the file anew"
+            )
+        return info
 
     def _layer(self, prefix: str) -> LayerTensors:
         spec, file = self.spec, self._file

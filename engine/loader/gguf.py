@@ -180,14 +180,19 @@ class GgufFile:
     def _bytes(self) -> npt.NDArray[np.uint8]:
         return np.frombuffer(self._map, dtype=np.uint8)
 
+    def info(self, name: str) -> TensorInfo:
+        """Where the tensor `name` lies. Raises ModelFileError when it is missing."""
+        info = self.tensors.get(name)
+        if info is None:
+            raise ModelFileError(self.path, f"tensor {name!r} is missing", "The file is incomplete: convert it anew")
+        return info
+
     def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> BlockTensor:
         """The tensor `name`, still in the file's encoding.
 
         Raises ModelFileError when it is missing or, with `shape` given, has another shape.
         """
-        info = self.tensors.get(name)
-        if info is None:
-            raise ModelFileError(self.path, f"tensor {name!r} is missing", "The file is incomplete: convert it anew")
+        info = self.info(name)
         if shape is not None and info.shape != shape:
             raise ModelFileError(
                 self.path,

@@ -6,6 +6,7 @@ Q/K permutation is undone and Q, K, V are fused without requantising. numpy only
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +14,8 @@ import numpy.typing as npt
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
-# Rows decoded at a time: bounds the float32 scratch of a large embedding table.
-_CHUNK_ROWS = 8192
+# Values decoded at a time: bounds the float32 scratch of a large embedding table.
+PIECE_VALUES = 1 << 20
 _COMMON = (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0)
 
 
@@ -42,12 +43,17 @@ class BlockTensor:
         """The rows `index`, in that order (a copy)."""
         return BlockTensor(self.data[index], self.type, (len(index), self.num_columns))
 
+    def pieces(self) -> Iterator[tuple[int, npt.NDArray[np.float32]]]:
+        """The decoded rows in order, some `PIECE_VALUES` values at a time, each with the number of its first row."""
+        step = max(1, PIECE_VALUES // self.num_columns)
+        for start in range(0, self.num_rows, step):
+            yield start, _decode(np.ascontiguousarray(self.data[start : start + step]), self.type)
+
     def dequantize(self) -> npt.NDArray[np.float32]:
-        """Decode to float32 of `shape`, as `gguf.quants.dequantize` does, in bounded pieces."""
+        """Decode to float32 of `shape`, as `gguf.quants.dequantize` does."""
         out = np.empty((self.num_rows, self.num_columns), dtype=np.float32)
-        for start in range(0, self.num_rows, _CHUNK_ROWS):
-            piece = np.ascontiguousarray(self.data[start : start + _CHUNK_ROWS])
-            out[start : start + _CHUNK_ROWS] = _decode(piece, self.type)
+        for start, rows in self.pieces():
+            out[start : start + len(rows)] = rows
         return out.reshape(self.shape)
 
 

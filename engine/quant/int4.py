@@ -16,6 +16,7 @@ from engine.quant.blocks import BlockTensor
 
 GROUP_SIZE = 32
 _HEADER_BYTES = {GGMLQuantizationType.Q4_0: 2, GGMLQuantizationType.Q4_1: 4}
+INT4_ENCODINGS = frozenset(_HEADER_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

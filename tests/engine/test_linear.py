@@ -68,7 +68,7 @@ def test_every_linear_agrees_with_the_weights() -> None:
 
 @pytest.mark.usefixtures("compiled")
 def test_rows_choose_the_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = LinearPolicy(CPU, torch.bfloat16, packed_rows=4)
+    policy = LinearPolicy(CPU, torch.float32, packed_rows=4)
     parts = [weight(T.Q4_1, 32, 64), weight(T.Q4_1, 16, 64, seed=1)]
     linear = build_linear(parts, policy)
     assert isinstance(linear, SplitLinear)
@@ -77,12 +77,12 @@ def test_rows_choose_the_implementation(monkeypatch: pytest.MonkeyPatch) -> None
     # Parts in different encodings cannot be stacked undecoded; other encodings have no packed form.
     assert isinstance(build_linear([parts[0], weight(T.Q8_0, 16, 64)], policy), PrepackedLinear)
     assert isinstance(build_linear([weight(T.Q5_0, 16, 64)], policy), PrepackedLinear)
-    assert isinstance(build_linear(parts, LinearPolicy(CPU, torch.bfloat16, packed_rows=0)), PrepackedLinear)
-    alone = LinearPolicy(CPU, torch.bfloat16, packed_rows=4, dense=False)
+    assert isinstance(build_linear(parts, LinearPolicy(CPU, torch.float32, packed_rows=0)), PrepackedLinear)
+    alone = LinearPolicy(CPU, torch.float32, packed_rows=4, dense=False)
     assert isinstance(build_linear(parts, alone), NativePackedLinear)
     assert isinstance(build_linear([weight(T.Q5_0, 16, 64)], alone), PrepackedLinear)
     monkeypatch.setattr(native, "library", lambda: None)
-    fallback = build_linear(parts, policy)
+    fallback = build_linear(parts, LinearPolicy(CPU, torch.bfloat16, packed_rows=4))
     assert isinstance(fallback, SplitLinear)
     assert isinstance(fallback.few, Int4PackLinear)
     monkeypatch.setattr("engine.layers.probe.int4pack_works", lambda dtype: False)
