@@ -232,6 +232,8 @@ def continuation(call: Call, text: str, tokens: int) -> Call:
     """The call that asks for the rest of an answer of which `text`, `tokens` long, has been delivered."""
     prefix = text.rstrip()
     payload = call.payload
+    if prefix != text:  # white space at the end is generated again: it counts once
+        tokens = tokens - 1 if prefix else 0
     if prefix:
         messages = list(payload["messages"])
         last = messages[-1] if payload.get("continue_final_message") and messages else {}

@@ -414,9 +414,16 @@ def test_the_call_for_the_rest():
 
 
 def test_white_space_alone_is_no_beginning():
-    rest = continuation(CALL, " \n", 2)
+    rest = continuation(dataclasses.replace(CALL, extra={"max_tokens": 9}), " \n", 2)
     assert rest.payload == CALL.payload
     assert not rest.continues
+    assert rest.extra_for(Candidate("m", "small", "b", "m"))["max_tokens"] == 9
+
+
+def test_white_space_that_is_generated_again_counts_once():
+    call = dataclasses.replace(CALL, extra={"max_tokens": 9})
+    for text, left in (("one two", 7), ("one ", 8)):
+        assert continuation(call, text, 2).extra_for(Candidate("m", "small", "b", "m"))["max_tokens"] == left
 
 
 def test_an_answer_that_the_client_had_begun_goes_on_in_its_words():
