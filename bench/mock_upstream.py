@@ -206,7 +206,7 @@ class _Connection(asyncio.Protocol):
         self.record = Record(url, asked.model, asked.stream, headers, body, time.monotonic(), usage)
         self.mock.records.append(self.record)
         self.mock.requests += 1
-        if url.endswith("/embeddings"):
+        if url.endswith("/embeddings") and chosen.kind == "answer":
             self._finish(http_answer(200, msgspec.json.encode(_EMBEDDING)))
         elif refusal := self.mock.wire.refusal(self.record):
             self._finish(refusal)

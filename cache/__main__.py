@@ -68,6 +68,8 @@ def _parse(arguments: list[str] | None) -> Config:
     parser.add_argument("--max-wait-ms", type=_not_negative, default=2.0, help="how long a batch waits for company")
     parser.add_argument("--threads", type=_positive, default=1, help="threads of the embedder")
     parser.add_argument("--data-dir", type=Path, help="keep entries here over restarts; default: in memory only")
+    parser.add_argument("--embeddings-host", default="127.0.0.1")
+    parser.add_argument("--embeddings-port", type=_positive, help="serve /v1/embeddings over HTTP; default: do not")
     found = parser.parse_args(arguments)
     return Config(**vars(found))
 

@@ -94,16 +94,28 @@ class Embedder:
         Raises:
             Refused: the text is longer than the window, or holds characters that the tokenizer does not know.
         """
+        ids = self._token_ids(text)
+        if self._encoder.unknown_id in ids:
+            raise Refused(
+                "script_not_covered", f"The embedder '{self.name}' does not know every character of the text."
+            )
+
+    def count(self, text: str) -> int:
+        """Tokens of a text, special ones included.
+
+        Raises:
+            Refused: the text is longer than the window.
+        """
+        return len(self._token_ids(text))
+
+    def _token_ids(self, text: str) -> list[int]:
         # One token has at least one character in every tokenizer, so this bound needs no tokenizing.
         if len(text) > 64 * self.max_tokens:
             raise Refused("too_long", f"The text has {len(text)} characters; the window is {self.max_tokens} tokens.")
         ids = self._encoder.token_ids(text)
         if len(ids) > self.max_tokens:
             raise Refused("too_long", f"The text has {len(ids)} tokens; the window is {self.max_tokens}.")
-        if self._encoder.unknown_id in ids:
-            raise Refused(
-                "script_not_covered", f"The embedder '{self.name}' does not know every character of the text."
-            )
+        return ids
 
     def _knows(self, probe: str) -> bool:
         ids = self._encoder.token_ids(probe)

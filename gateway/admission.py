@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from backends.attempt import Operation
 from gateway.access.input_bound import input_bound
 from gateway.access.limits import Admission, BudgetExhausted, Refused, Scope
 from gateway.access.principal import AuthenticationError, Principal
@@ -16,6 +18,7 @@ from gateway.http import Exchange
 from gateway.ledger.prices import estimate
 from gateway.life import Life
 from gateway.logs import log
+from gateway.settings import Settings
 from policies.evaluate import decide
 from policies.facts import Context, from_chat
 from policies.load import Policy, Subject
@@ -24,6 +27,12 @@ from tiers import TIERS
 if TYPE_CHECKING:
     from gateway.services import Services
 
+KINDS: Mapping[Operation, str] = {
+    "chat": "chat",
+    "completions": "chat",
+    "embeddings": "embedding",
+    "rerank": "rerank",
+}
 MAX_TAGS = 16
 MAX_TAG_LENGTH = 64
 CACHE_DIRECTIVES = frozenset({"no-cache", "no-store", "only-if-cached"})
@@ -114,6 +123,9 @@ async def route(services: Services, life: Life) -> None:
     assert asked is not None
     settings = services.settings
     name = asked.model
+    kind = KINDS[asked.operation]
+    if kind != "chat":
+        name = _named(settings, principal, name, kind)
     if name != "auto" and name not in settings.models:
         known = ", ".join(["auto", *settings.models])
         raise NotFound(
@@ -124,7 +136,10 @@ async def route(services: Services, life: Life) -> None:
         raise NotAllowed(
             f"This key may not use the model '{name}'. It may use: {allowed}.", code="model_not_allowed", param="model"
         )
-    pinned = life.exchange.header(b"x-tierline-tier")
+    if name != "auto" and settings.models[name].kind != kind:
+        text = f"The model '{name}' is for {settings.models[name].kind}, not for {kind}."
+        raise BadRequest(text, code="wrong_kind_of_model", param="model")
+    pinned = life.exchange.header(b"x-tierline-tier") if kind == "chat" else None
     if pinned is not None and pinned not in TIERS:
         raise BadRequest(f"'x-tierline-tier' must be one of {', '.join(TIERS)}.", code="invalid_tier")
     subject = Subject(
@@ -153,7 +168,7 @@ async def route(services: Services, life: Life) -> None:
             response_format=asked.payload.get("response_format"),
             max_tokens=asked.max_tokens,
         )
-    life.facts = from_chat(asked.chat(), context, profile)
+    life.facts = from_chat({**asked.chat(), "model": name} if name != asked.model else asked.chat(), context, profile)
     life.policy = policy
     life.decision = decide(policy, life.facts)
     life.input_estimate = life.facts.prompt_tokens
@@ -176,6 +191,16 @@ async def route(services: Services, life: Life) -> None:
             tier=life.candidates[0].tier,
             reason=life.fallback,
         )
+
+
+def _named(settings: Settings, principal: Principal, name: str, kind: str) -> str:
+    """What `auto` means where there are no tiers: the first model of that kind that the key may use."""
+    if name != "auto":
+        return name
+    for model, described in settings.models.items():
+        if described.kind == kind and principal.may_use(model):
+            return model
+    raise NotFound(f"No model for {kind} is configured that this key may use.", code="model_not_found", param="model")
 
 
 async def admit(services: Services, life: Life) -> None:

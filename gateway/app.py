@@ -16,6 +16,7 @@ from gateway.dialects.anthropic_messages import MESSAGES
 from gateway.dialects.errors import GatewayError, MethodNotAllowed, NotFound
 from gateway.dialects.openai_chat import CHAT
 from gateway.dialects.openai_completions import COMPLETIONS
+from gateway.dialects.openai_embeddings import EMBEDDINGS, RERANK
 from gateway.http import JSON_TYPE, ClientGone, Exchange, Receive, Scope, Send
 from gateway.services import Services
 
@@ -37,6 +38,8 @@ ROUTES: Mapping[tuple[str, str], Route] = {
     ("POST", "/v1/chat/completions"): Route(pipeline.endpoint(CHAT), "key"),
     ("POST", "/v1/completions"): Route(pipeline.endpoint(COMPLETIONS), "key"),
     ("POST", "/v1/messages"): Route(pipeline.endpoint(MESSAGES), "key"),
+    ("POST", "/v1/embeddings"): Route(pipeline.endpoint(EMBEDDINGS), "key"),
+    ("POST", "/v1/rerank"): Route(pipeline.endpoint(RERANK), "key"),
     ("GET", "/v1/models"): Route(pages.models, "key"),
     ("GET", "/v1/models/{model}"): Route(pages.model, "key"),
     ("GET", "/health/live"): Route(pages.live, "open"),

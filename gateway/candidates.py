@@ -100,7 +100,7 @@ def _candidate(settings: Settings, name: str) -> Candidate:
     model = settings.models[name]
     return Candidate(
         model=name,
-        tier=model.tier,
+        tier=model.shown_tier,
         backend=model.backend,
         upstream_model=model.upstream_model or name,
         context_length=model.context_length,

@@ -10,6 +10,7 @@ import msgspec
 from backends.protocol import ChatChunk, ChatCompletion, ChatRequest, Json
 from gateway.dialects.anthropic_messages import MessagesRequest
 from gateway.dialects.openai_completions import CompletionRequest
+from gateway.dialects.openai_embeddings import EmbeddingsRequest, RerankRequest
 
 _REF = "#/components/schemas/{name}"
 _ERRORS = {
@@ -46,7 +47,7 @@ _RESPONSE_HEADERS = {
 
 def document(server_url: str) -> dict[str, Any]:
     """The whole document, as plain data."""
-    requests = [ChatRequest, CompletionRequest, MessagesRequest]
+    requests = [ChatRequest, CompletionRequest, MessagesRequest, EmbeddingsRequest, RerankRequest]
     _, components = msgspec.json.schema_components([*requests, ChatCompletion, ChatChunk], ref_template=_REF)
     components["Error"] = _error_schema()
     return {
@@ -69,6 +70,10 @@ def document(server_url: str) -> dict[str, Any]:
                 )
             },
             "/v1/completions": {"post": _model_route("Continue a text.", "createCompletion", "CompletionRequest")},
+            "/v1/embeddings": {
+                "post": _model_route("Turn texts into vectors.", "createEmbedding", "EmbeddingsRequest")
+            },
+            "/v1/rerank": {"post": _model_route("Order documents by a query.", "rerank", "RerankRequest")},
             "/v1/messages": {
                 "post": _model_route(
                     "Answer a conversation in the Anthropic dialect.", "createMessage", "MessagesRequest"

@@ -47,6 +47,7 @@ def _describe(services: Services, name: str) -> dict[str, Any]:
     settings = services.settings.models.get(name)
     if settings is not None:
         described["tierline"] = {
+            "kind": settings.kind,
             "tier": settings.tier,
             "backend": settings.backend,
             "context_length": settings.context_length,

@@ -91,6 +91,7 @@ def cache_spec(settings: Settings) -> ProcessSpec:
         "--max-wait-ms": cache.max_wait_ms,
         "--threads": cache.threads,
         "--data-dir": settings.storage.data_dir,
+        "--embeddings-port": cache.embeddings_port,
     }
     return ProcessSpec(
         name="cache",
@@ -162,6 +163,8 @@ def check_ports(settings: Settings) -> None:
         CannotStart: names the port, the key in the file, and the program that has it where that can be seen.
     """
     wanted = [("server.port", settings.server.host, settings.server.port)]
+    if settings.cache.enabled and settings.cache.embeddings_port is not None:
+        wanted.append(("cache.embeddings_port", "127.0.0.1", settings.cache.embeddings_port))
     wanted += [
         (f"engines.{name}.port", settings.engines[name].host, settings.engines[name].port)
         for name in autostarted(settings)

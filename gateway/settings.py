@@ -70,7 +70,8 @@ class Price(Strict):
 class ModelSettings(Strict):
     """One public model name and where it is served. `price` overrides the bundled price list."""
 
-    tier: TierName
+    kind: Literal["chat", "embedding", "rerank"] = "chat"
+    tier: TierName | None = Field(None, description="Of a chat model; the others have none.")
     backend: str
     upstream_model: str | None = Field(None, description="The backend's name of the model; default: the same.")
     parameters_billion: float | None = Field(None, gt=0)
@@ -79,6 +80,17 @@ class ModelSettings(Strict):
     capabilities: frozenset[Capability] = frozenset()
     price: Price | None = None
     price_as: str | None = Field(None, description="PROVIDER:MODEL in the bundled price list, such as openai:gpt-4o.")
+
+    @model_validator(mode="after")
+    def _tier_of_chat(self) -> Self:
+        if (self.kind == "chat") != (self.tier is not None):
+            raise ValueError("a chat model needs a 'tier'" if self.kind == "chat" else "only a chat model has a 'tier'")
+        return self
+
+    @property
+    def shown_tier(self) -> str:
+        """What ledger and headers say: the tier, or the kind of a model that has none."""
+        return self.tier or self.kind
 
 
 class Timeouts(Strict):
@@ -101,9 +113,10 @@ class HedgeSettings(Strict):
 
 
 class BackendSettings(Strict):
-    """A server that serves models: either `engine` (the bundled one, by name) or `base_urls` (anything else)."""
+    """A server that serves models: `engine` (the bundled one, by name), `embedder` (the cache's), or `base_urls`."""
 
     engine: str | None = None
+    embedder: bool = Field(False, description="The cache process's embedding model; needs cache.embeddings_port.")
     base_urls: tuple[str, ...] = ()
     dialect: Literal["openai", "anthropic"] = Field("openai", description="The API that the servers speak.")
     api_key_env: str | None = Field(None, description="Environment variable that holds the backend's API key.")
@@ -118,10 +131,10 @@ class BackendSettings(Strict):
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        if bool(self.engine) == bool(self.base_urls):
-            raise ValueError("give either 'engine' or 'base_urls'")
-        if self.engine and self.dialect != "openai":
-            raise ValueError("the bundled engine speaks the dialect openai")
+        if [bool(self.engine), self.embedder, bool(self.base_urls)].count(True) != 1:
+            raise ValueError("give either 'engine', 'embedder: true' or 'base_urls'")
+        if self.dialect != "openai" and not self.base_urls:
+            raise ValueError("the bundled engine and embedder speak the dialect openai")
         for url in self.base_urls:
             if not url.startswith(("http://", "https://")):
                 raise ValueError(f"a base URL starts with http:// or https://, got {url!r}")
@@ -162,6 +175,7 @@ class CacheSettings(Strict):
     max_wait_ms: float = Field(2.0, ge=0)
     lookup_timeout_ms: float = Field(250.0, gt=0, description="A slower look-up counts as a miss.")
     threads: int = Field(1, ge=1)
+    embeddings_port: int | None = Field(None, ge=1, le=65535, description="Serve the embedder over HTTP, for backends.")
 
 
 class TelemetrySettings(Strict):
@@ -245,6 +259,8 @@ class Settings(Strict):
         if settings.engine:
             engine = self.engines[settings.engine]
             return (f"http://{engine.host}:{engine.port}/v1",)
+        if settings.embedder:
+            return (f"http://127.0.0.1:{self.cache.embeddings_port}/v1",)
         return tuple(url.rstrip("/") for url in settings.base_urls)
 
     def run_path(self, name: str) -> Path:
@@ -290,10 +306,17 @@ def _conflicts(settings: Settings, document: Document) -> Iterator[Problem]:
         if backend.engine and backend.engine not in settings.engines:
             text = f"engine '{backend.engine}' of backend '{name}' is not in 'engines'."
             yield document.problem(("backends", name, "engine"), text, _close(backend.engine, settings.engines))
+        if backend.embedder and (settings.cache.embeddings_port is None or not settings.cache.enabled):
+            text = f"backend '{name}' needs cache.embeddings_port, and the cache enabled: it is the cache's embedder."
+            yield document.problem(("backends", name, "embedder"), text)
     if settings.server.workers > 1 and not settings.storage.redis_url:
         text = "more than one worker needs storage.redis_url: they share limits and holds through Redis."
         yield document.problem(("server", "workers"), text)
     taken = {settings.server.port: "the gateway"} if settings.server.port else {}
+    if (port := settings.cache.embeddings_port) is not None:
+        if port in taken:
+            yield document.problem(("cache", "embeddings_port"), f"port {port} is taken by {taken[port]}.")
+        taken[port] = "the embedder"
     for name, engine in settings.engines.items():
         if engine.port in taken:
             text = f"port {engine.port} is taken by {taken[engine.port]}."

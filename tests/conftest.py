@@ -174,6 +174,7 @@ def start_stack(folder: Path, weights: Path, *, settings: Mapping[str, Any] | No
     document["storage"] = {"data_dir": "var"}
     document["policies_dir"] = "policies"
     document["engines"]["smollm2-135m"] |= {"model": str(weights), "port": engine_port}
+    document["cache"]["embeddings_port"] = unused_port()
     document["cache"]["lookup_timeout_ms"] = 30_000.0  # what is tested is the answer, however busy the machine
     document |= settings or {}
     config = folder / "tierline.yaml"

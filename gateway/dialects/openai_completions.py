@@ -9,6 +9,7 @@ from gateway.dialects import errors
 from gateway.dialects.dialect import Asked, Writer
 from gateway.dialects.errors import BadRequest, GatewayError
 from gateway.dialects.openai_answer import OpenAIWriter
+from gateway.dialects.openai_embeddings import texts_of
 from gateway.dialects.reading import bad_request, convert, decode
 
 _DEFAULT_MAX_TOKENS = 16  # what the dialect promises where the request does not say
@@ -51,7 +52,9 @@ class OpenAICompletions:
             check_ranges(request)
         except InvalidRequest as error:
             raise bad_request(error) from None
-        prompts = _prompts(request.prompt)
+        if not request.prompt and isinstance(request.prompt, list):
+            raise BadRequest("'prompt' must not be empty.", code="empty_array", param="prompt")
+        prompts = texts_of(request.prompt, "prompt")
         if request.stream_options is not None and not request.stream:
             text = "'stream_options' is only allowed with 'stream': true."
             raise BadRequest(text, code="invalid_value", param="stream_options")
@@ -74,21 +77,6 @@ class OpenAICompletions:
 
     def error(self, error: GatewayError, request_id: str) -> bytes:
         return errors.body(error, request_id)
-
-
-def _prompts(prompt: str | list[str | int | list[int]]) -> list[str]:
-    """The prompts as texts, for counting and classifying; a token counts as the four characters it often stands for."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise BadRequest("'prompt' must not be empty.", code="empty_array", param="prompt")
-    kinds = {type(item) for item in prompt}
-    if len(kinds) > 1:
-        text = "'prompt' must be a text, a list of texts, a list of token ids, or a list of such lists."
-        raise BadRequest(text, code="invalid_type", param="prompt")
-    if kinds == {int}:
-        return ["    " * len(prompt)]
-    return [item if isinstance(item, str) else "    " * len(item) for item in prompt if not isinstance(item, int)]
 
 
 COMPLETIONS = OpenAICompletions()

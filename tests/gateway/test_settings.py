@@ -50,13 +50,15 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
         ("{engine: tiny}", "{engine: tinny}", 7, "engine 'tinny' of backend 'local' is not in 'engines'", "tiny"),
         ("port: 8101", "port: 8080", 9, "port 8080 is taken by the gateway", None),
         ("port: 8101", "port: 99999", 9, "less than or equal to 65535", None),
-        ("{engine: tiny}", "{engine: tiny, base_urls: ['http://a']}", 7, "give either 'engine' or 'base_urls'", None),
+        ("{engine: tiny}", "{engine: tiny, base_urls: ['http://a']}", 7, "give either 'engine', 'embedder: true' or", None),
         ("{engine: tiny}", "{base_urls: ['ftp://a']}", 7, "starts with http:// or https://", None),
         ("  tiny:\n    tier", "  auto:\n    tier", 3, "'auto' lets the policy choose", None),
         ("version: 1", "version: 1\nserver: {workers: 4}", 2, "needs storage.redis_url", None),
         ("version: 1", "version: 1\nstorage: {redis_url: 'http://a'}", 2, "'storage.redis_url'", None),
+        ("{engine: tiny}", "{embedder: true}", 7, "needs cache.embeddings_port", None),
+        ("tier: small", "tier: small\n    kind: embedding", 3, "only a chat model has a 'tier'", None),
         ("version: 1", "version: 1\nversion: 1", 2, "stands twice", None),
-        ("version: 1", "version: [", 3, "not valid YAML", None),
+        ("version: 1", "version: [", 1, "not valid YAML", None),
     ],
 )
 def test_faults_are_refused_with_their_line(

@@ -1,0 +1,143 @@
+"""`POST /v1/embeddings` of the cache process: its embedding model as an OpenAI-compatible backend.
+
+The model is loaded anyway, so that applications can have its vectors too. Unlike the cache, which refuses a text with
+characters that the model does not know, this embeds it, as every embedding server does; a text longer than the
+model's window is refused, never cut.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Protocol
+
+import msgspec
+
+from cache.batcher import Batcher, Overloaded
+from cache.embed import Embedder, Refused
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+MAX_BODY_BYTES = 16 * 1024 * 1024
+MAX_INPUTS = 2048
+_encode = msgspec.json.Encoder().encode
+
+
+class _Request(msgspec.Struct, forbid_unknown_fields=True):
+    model: str
+    input: str | list[str]
+    dimensions: int | None = None
+    encoding_format: str = "float"
+    user: str | None = None
+
+
+_decoder = msgspec.json.Decoder(_Request)
+
+
+class Model(Protocol):
+    """What there is to serve; None while the model is being loaded or could not be."""
+
+    embedder: Embedder | None
+    batcher: Batcher | None
+
+
+class _Failed(Exception):
+    def __init__(self, status: int, message: str, code: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param = status, code, param
+
+
+class EmbeddingsApp:
+    """The ASGI application. Answers `/health`, `/v1/models` and `/v1/embeddings`."""
+
+    def __init__(self, model: Model, name: str) -> None:
+        self._model = model
+        self._name = name
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError(f"the embedder speaks HTTP, not {scope['type']}")
+        try:
+            status, answer = 200, await self._answer(scope["method"], scope["path"], receive)
+        except _Failed as failure:
+            kind = "invalid_request_error" if failure.status < 500 else "server_error"
+            error = {"message": str(failure), "type": kind, "code": failure.code, "param": failure.param}
+            status, answer = failure.status, {"error": error}
+        body = _encode(answer)
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _answer(self, method: str, path: str, receive: Receive) -> dict[str, Any]:
+        match method, path:
+            case "GET", "/health":
+                self._loaded()
+                return {"status": "ready"}
+            case "GET", "/v1/models":
+                return {"object": "list", "data": [{"id": self._name, "object": "model", "owned_by": "tierline"}]}
+            case "POST", "/v1/embeddings":
+                return await self._embeddings(await _body(receive))
+        raise _Failed(404, f"There is nothing at {method} {path[:100]}.", "unknown_url")
+
+    def _loaded(self) -> tuple[Embedder, Batcher]:
+        embedder, batcher = self._model.embedder, self._model.batcher
+        if embedder is None or batcher is None:
+            raise _Failed(503, "The embedding model is not loaded.", "not_ready")
+        return embedder, batcher
+
+    async def _embeddings(self, body: bytes) -> dict[str, Any]:
+        try:
+            request = _decoder.decode(body)
+        except (msgspec.ValidationError, msgspec.DecodeError, RecursionError) as error:
+            what, _, where = str(error).partition(" - at `$.")
+            raise _Failed(400, f"{what}.", "invalid_request", where.rstrip("`") or None) from None
+        embedder, batcher = self._loaded()
+        if request.encoding_format not in ("float", "base64"):
+            text = "'encoding_format' must be float or base64."
+            raise _Failed(400, text, "invalid_value", "encoding_format")
+        if request.dimensions not in (None, embedder.dimension):
+            text = f"'{self._name}' has {embedder.dimension} dimensions and cannot give {request.dimensions}."
+            raise _Failed(400, text, "invalid_value", "dimensions")
+        texts = [request.input] if isinstance(request.input, str) else request.input
+        if not 1 <= len(texts) <= MAX_INPUTS or not all(texts):
+            raise _Failed(400, f"'input' takes 1 to {MAX_INPUTS} texts, none of them empty.", "invalid_value", "input")
+        tokens = 0
+        for i, text in enumerate(texts):
+            try:
+                tokens += embedder.count(text)
+            except Refused as refusal:
+                param = "input" if isinstance(request.input, str) else f"input[{i}]"
+                raise _Failed(400, str(refusal), "context_length_exceeded", param) from None
+        data = []
+        try:
+            for i, text in enumerate(texts):
+                vector = await batcher.embed(text, checked=True)
+                shown = base64.b64encode(vector.tobytes()).decode()
+                value = shown if request.encoding_format == "base64" else vector.tolist()
+                data.append({"object": "embedding", "index": i, "embedding": value})
+        except Overloaded:
+            raise _Failed(503, "Too many texts wait for the embedding model.", "overloaded") from None
+        return {
+            "object": "list",
+            "data": data,
+            "model": self._name,
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        }
+
+
+async def _body(receive: Receive) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _Failed(400, "The client left.", "client_gone")
+        chunk: bytes = message.get("body", b"")
+        size += len(chunk)
+        if size > MAX_BODY_BYTES:
+            raise _Failed(413, f"The body is larger than {MAX_BODY_BYTES} bytes.", "request_too_large")
+        chunks.append(chunk)
+        if not message.get("more_body"):
+            return b"".join(chunks)
