@@ -41,8 +41,12 @@ async def sonnet():
     await upstream.stop()
 
 
-def pool(bench: Any, *upstreams: MockUpstream, **options: Any) -> Any:
-    return bench.pool("main", *upstreams, dialect=ANTHROPIC, api_key="key-1", **options)
+# For a loaded machine: no test here waits so long, unless it is about a deadline.
+PATIENT = {"connect_s": 20, "first_token_s": 20, "between_tokens_s": 20, "total_s": 60}
+
+
+def pool(bench: Any, *upstreams: MockUpstream | str, name: str = "main", **options: Any) -> Any:
+    return bench.pool(name, *upstreams, **{**PATIENT, "dialect": ANTHROPIC, "api_key": "key-1", **options})
 
 
 def request(upstream: MockUpstream) -> dict[str, Any]:
@@ -128,7 +132,7 @@ async def test_no_tokens_for_who_names_no_limit(bench, claude):
 
 async def test_the_next_candidate_has_the_word(bench, claude, mock):
     pool(bench, claude)
-    bench.pool("other", mock)
+    bench.pool("other", mock, **PATIENT)
     found = await bench.open("mock", "mock@other", stream=False, payload={**ASKED, "seed": 7})
     assert found.attempt.candidate.backend == "other"
     assert not claude.records
@@ -221,7 +225,7 @@ async def test_a_continuation_is_translated(bench, claude):
 )
 async def test_faults_that_another_try_may_mend(bench, claude, sonnet, fault, kind, status, stream):
     pool(bench, claude, attempts=1)
-    bench.pool("other", sonnet, dialect=ANTHROPIC, api_key="key-2")
+    pool(bench, sonnet, name="other")
     found = await bench.open(fault, "mock@other", stream=stream, payload=ASKED)
     assert bench.outcomes()[0] == "error"
     assert found.attempt.candidate.backend == "other"
@@ -300,7 +304,7 @@ async def read_to_the_break(answer: Any) -> tuple[list[Event], StreamCut]:
     ],
 )
 async def test_a_broken_stream_reports_its_input_and_no_output(bench, claude, fault, kind):
-    pool(bench, claude, between_tokens_s=0.2)
+    pool(bench, claude, between_tokens_s=0.2 if "stall" in fault else 20)
     answer = await bench.open(fault, payload=ASKED)
     seen, broken = await read_to_the_break(answer)
     assert broken.kind == kind
@@ -308,6 +312,21 @@ async def test_a_broken_stream_reports_its_input_and_no_output(bench, claude, fa
     assert (usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens) == (20, 5)
     assert usage.completion_tokens is None
     assert bench.outcomes() == ["timeout" if "timeout" in kind else "cut"]
+
+
+async def test_a_broken_stream_is_continued_there(bench, claude):
+    pool(bench, claude)
+    candidate = Candidate("claude", "small", "main", "cut,after=2,times=1", prefill=True)
+    call = Call({"messages": [{"role": "user", "content": "hello"}], **ASKED}, "chat", True, "req-1")
+    answer = await bench.dispatcher.open(call, [candidate], bench.observer)
+    choices = [choice for e in [e async for e in answer.events] if e.chunk for choice in e.chunk.choices]
+    said = "".join(choice.delta.content or "" for choice in choices)
+    begun = request(claude)["messages"][-1]
+    assert begun["role"] == "assistant"
+    assert said.startswith(begun["content"][0]["text"])
+    assert said.count("t=") == 2 + 16  # the mock starts anew: only the seam is of interest here
+    assert [choice.finish_reason for choice in choices if choice.finish_reason] == ["stop"]
+    assert [attempt.outcome for attempt in bench.observer.started] == ["cut", "success"]
 
 
 async def test_pings_are_no_progress(bench, serve):
@@ -325,7 +344,7 @@ async def test_pings_are_no_progress(bench, serve):
             await asyncio.sleep(0.02)
 
     origin = await serve(handle)
-    pool(bench, f"http://{origin}/v1", between_tokens_s=0.3)
+    pool(bench, f"http://{origin}/v1", between_tokens_s=1)
     answer = await bench.open(payload=ASKED)
     seen, broken = await read_to_the_break(answer)
     assert broken.kind == "between_tokens_timeout"

@@ -29,6 +29,7 @@ BLOCKED = "content_policy_violation"
         ({"message": "filtered", "code": "content_filter"}, BLOCKED),
         ({"message": "Your prompt was flagged as potentially violating our usage policy."}, BLOCKED),
         ({"message": "blocked by the content filter: context length", "code": TOO_LONG}, TOO_LONG),
+        ({"message": "context length of the filtered text", "code": BLOCKED}, BLOCKED),
         ({"message": "temperature: must be at most 1"}, None),
         ({"message": "max_tokens: must be at least 1", "code": "invalid_value"}, "invalid_value"),
         ({"message": "Number of request tokens has exceeded your per-minute rate limit"}, None),

@@ -53,6 +53,8 @@ def document(monkeypatch, claude, mock):
     }
     made = configuration({"claude": claude, "plain": mock}, models)
     made["backends"]["claude"] |= {"dialect": "anthropic", "api_key_env": "CLAUDE_KEY", "attempts": 1}
+    for backend in made["backends"].values():
+        backend["timeouts"] = {"connect_s": 20}
     return made
 
 
