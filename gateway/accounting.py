@@ -23,7 +23,7 @@ from gateway.ledger.usage import Usage, from_openai
 from gateway.life import Life
 from policies.evaluate import Decision as PolicyDecision
 from policies.explain import shown
-from policies.facts import TEXT_VARIABLES, Facts
+from policies.facts import Facts
 
 if TYPE_CHECKING:
     from gateway.services import Services
@@ -270,9 +270,7 @@ class Accounting:
 
 def _features(life: Life, decision: PolicyDecision, facts: Facts) -> dict[str, Any]:
     """What the rules saw, in numbers and labels; the texts among the facts stay out."""
-    seen = shown(facts)
-    for text in TEXT_VARIABLES:
-        seen.pop(text, None)
+    seen = shown(facts, texts=False)
     if decision.auto is not None:
         seen["p_success"] = decision.auto.p_success
     if decision.rule_errors:

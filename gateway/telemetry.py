@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -59,33 +60,56 @@ class _Rates(Collector):
         ]
 
 
+Child = TypeVar("Child", Counter, Histogram)
+
+
+class Labelled(Generic[Child]):
+    """A metric whose children are at hand by their labels: the client library finds them under a lock, every time."""
+
+    def __init__(self, metric: Child) -> None:
+        self._metric: Child = metric
+        self._children: dict[tuple[str, ...], Child] = {}
+
+    def labels(self, *values: str) -> Child:
+        child = self._children.get(values)
+        if child is None:
+            child = self._children[values] = self._metric.labels(*values)
+        return child
+
+
 class Metrics:
     """Everything that the front door counts."""
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
-        self.ttft = Histogram(
-            "llm_ttft_seconds", "Time to first token.", ["model"], buckets=TTFT_BUCKETS, registry=registry
+        self.ttft = Labelled(
+            Histogram("llm_ttft_seconds", "Time to first token.", ["model"], buckets=TTFT_BUCKETS, registry=registry)
         )
-        self.tpot = Histogram(
-            "llm_tpot_seconds",
-            "Time per output token after the first.",
-            ["model"],
-            buckets=TPOT_BUCKETS,
-            registry=registry,
+        self.tpot = Labelled(
+            Histogram(
+                "llm_tpot_seconds",
+                "Time per output token after the first.",
+                ["model"],
+                buckets=TPOT_BUCKETS,
+                registry=registry,
+            )
         )
-        self.requests = Counter(
-            "tierline_requests_total",
-            "Requests finished, by outcome and HTTP status.",
-            ["route", "outcome", "status"],
-            registry=registry,
+        self.requests = Labelled(
+            Counter(
+                "tierline_requests_total",
+                "Requests finished, by outcome and HTTP status.",
+                ["route", "outcome", "status"],
+                registry=registry,
+            )
         )
-        self.duration = Histogram(
-            "tierline_request_duration_seconds",
-            "Whole life of a request.",
-            ["route"],
-            buckets=DURATION_BUCKETS,
-            registry=registry,
+        self.duration = Labelled(
+            Histogram(
+                "tierline_request_duration_seconds",
+                "Whole life of a request.",
+                ["route"],
+                buckets=DURATION_BUCKETS,
+                registry=registry,
+            )
         )
         self.overhead = Histogram(
             "tierline_overhead_seconds",
@@ -93,31 +117,41 @@ class Metrics:
             buckets=OVERHEAD_BUCKETS,
             registry=registry,
         )
-        self.attempts = Counter(
-            "tierline_attempts_total", "Calls to backends.", ["backend", "model", "outcome"], registry=registry
+        self.attempts = Labelled(
+            Counter("tierline_attempts_total", "Calls to backends.", ["backend", "model", "outcome"], registry=registry)
         )
-        self.tokens = Counter(
-            "tierline_tokens_total",
-            "Tokens by model and kind (input, cached_input, output).",
-            ["model", "kind"],
-            registry=registry,
+        self.tokens = Labelled(
+            Counter(
+                "tierline_tokens_total",
+                "Tokens by model and kind (input, cached_input, output).",
+                ["model", "kind"],
+                registry=registry,
+            )
         )
-        self.cost = Counter("tierline_cost_usd_total", "Cost of attempts in US dollars.", ["model"], registry=registry)
-        self.saved = Counter("tierline_saved_usd_total", "Cost that the cache saved.", ["model"], registry=registry)
-        self.cache = Counter(
-            "tierline_cache_requests_total",
-            "Cache outcomes: exact, semantic, miss, bypass.",
-            ["outcome"],
-            registry=registry,
+        self.cost = Labelled(
+            Counter("tierline_cost_usd_total", "Cost of attempts in US dollars.", ["model"], registry=registry)
         )
-        self.decisions = Counter(
-            "tierline_decisions_total",
-            "Routing decisions.",
-            ["policy", "rule", "tier", "fallback"],
-            registry=registry,
+        self.saved = Labelled(
+            Counter("tierline_saved_usd_total", "Cost that the cache saved.", ["model"], registry=registry)
         )
-        self.limited = Counter(
-            "tierline_limited_total", "Requests refused by a limit or budget.", ["limit"], registry=registry
+        self.cache = Labelled(
+            Counter(
+                "tierline_cache_requests_total",
+                "Cache outcomes: exact, semantic, miss, bypass.",
+                ["outcome"],
+                registry=registry,
+            )
+        )
+        self.decisions = Labelled(
+            Counter(
+                "tierline_decisions_total",
+                "Routing decisions.",
+                ["policy", "rule", "tier", "fallback"],
+                registry=registry,
+            )
+        )
+        self.limited = Labelled(
+            Counter("tierline_limited_total", "Requests refused by a limit or budget.", ["limit"], registry=registry)
         )
         self.in_flight = Gauge("tierline_requests_in_flight", "Requests being served.", registry=registry)
         self.holds = Gauge("tierline_holds_open", "Holds not yet settled.", registry=registry)

@@ -12,10 +12,20 @@ import cel
 
 from policies.evaluate import Decision, decide
 from policies.expression import ConditionError
-from policies.facts import VARIABLES, Facts
+from policies.facts import PROFILE_VARIABLES, TEXT_VARIABLES, VARIABLES, Facts
 from policies.load import Policy, PolicySet, Rule, Subject
 
 _LONG = 60  # characters of a text variable that are worth showing
+# Names of variables, in their order, by whether the classifier was asked and whether texts are wanted.
+_NAMES = {
+    (profile, texts): tuple(
+        name
+        for name in VARIABLES
+        if (profile or name not in PROFILE_VARIABLES) and (texts or name not in TEXT_VARIABLES)
+    )
+    for profile in (True, False)
+    for texts in (True, False)
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,17 +118,18 @@ def target(rule: Rule) -> str:
     return f"model {rule.route.model}" if rule.route.model else f"tier {rule.route.tier}"
 
 
-def shown(facts: Facts) -> dict[str, Any]:
-    """The variables and their values; long texts are cut, those of the classifier appear where it was asked."""
-    values: dict[str, Any] = {}
-    for name in VARIABLES:
-        try:
-            value = facts.variables([name])[name]
-        except ValueError:
-            continue
-        if isinstance(value, str) and len(value) > _LONG:
-            value = f"{value[:_LONG]}… ({len(value)} characters)"
-        values[name] = round(value, 3) if isinstance(value, float) else value
+def shown(facts: Facts, *, texts: bool = True) -> dict[str, Any]:
+    """The variables and their values; long texts are cut, those of the classifier appear where it was asked.
+
+    Without `texts`, what people wrote is left out: for records.
+    """
+    names = _NAMES[facts.profile is not None, texts]
+    values = facts.variables(names)
+    for name, value in values.items():
+        if isinstance(value, float):
+            values[name] = round(value, 3)
+        elif isinstance(value, str) and len(value) > _LONG:
+            values[name] = f"{value[:_LONG]}… ({len(value)} characters)"
     return values
 
 
