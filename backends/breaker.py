@@ -7,7 +7,7 @@ that fail together counts as one outage; and that a server which limits its rate
 from __future__ import annotations
 
 import random
-from typing import Literal
+from typing import Literal, get_args
 
 from backends.attempt import AttemptFailed
 
@@ -19,6 +19,7 @@ LIMITED_MAX_S = 60.0  # longest rest because of one Retry-After
 
 # healthy: closed. cooling: open. trial: half-open. limited: resting because the server said so.
 State = Literal["healthy", "trial", "cooling", "limited"]
+STATES: tuple[State, ...] = get_args(State)
 
 
 class Breaker:

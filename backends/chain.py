@@ -113,6 +113,10 @@ class Chain:
         if silent:
             self._silent.append(candidate)
 
+    def continued(self, candidate: Candidate) -> None:
+        """`candidate` goes on with an answer that broke off."""
+        self._pools[candidate.backend].continued += 1
+
     def elsewhere(self, candidate: Candidate) -> bool:
         """Whether its backend has a free replica that was not asked yet."""
         return self._pools[candidate.backend].fresh(self._tried.get(candidate.backend, ()))

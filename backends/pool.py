@@ -133,6 +133,7 @@ class Pool:
         self.retries = Share(retry_share, reserve=RETRY_RESERVE, per_second=RETRIES_PER_S)
         self.hedging = hedging
         self.dialect = dialect
+        self.continued = 0  # answers that another had begun
         self.gives_reasons = False  # its servers have been seen to say why an answer ends
         every = {**dialect.headers(api_key), **{name.lower(): value for name, value in (headers or {}).items()}}
         self.replicas = [Replica(Endpoint(url.rstrip("/"), every)) for url in base_urls]

@@ -112,6 +112,7 @@ class Rescuable(Dispatched):
         self.attempt, self.status, self.headers = answer.attempt, answer.status, answer.headers
         self.stream = answer.stream
         self.rescued = True
+        self._chain.continued(answer.attempt.candidate)
         self._seam = Seam(self._delivered.head, text, tokens)
         self._delivered.next_part()
 

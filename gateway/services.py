@@ -26,6 +26,7 @@ from gateway.access.counters_memory import MemoryLimiter
 from gateway.access.holds import OutputEstimator
 from gateway.access.keystore import KeyStore
 from gateway.access.secret import load_secret
+from gateway.backend_metrics import BackendCollector
 from gateway.ledger.database import Database
 from gateway.ledger.journal import Journal
 from gateway.ledger.prices import PriceBook
@@ -139,6 +140,7 @@ class Services:
         self.pools = {name: self._pool(name) for name in settings.backends}
         for pool in self.pools.values():
             stack.push_async_callback(pool.aclose)
+        self.metrics.registry.register(BackendCollector(self.pools))
         self.dispatcher = Dispatcher(self.pools, Limits(settings.failover.max_attempts, settings.failover.total_s))
         observer = asyncio.create_task(self._observe(), name="observe")
         stack.callback(observer.cancel)

@@ -1,0 +1,51 @@
+"""What pools of backends know of themselves, as Prometheus metrics: read when asked for, so that no request pays for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from backends.breaker import STATES
+from backends.pool import Pool
+
+
+class BackendCollector(Collector):
+    """Queues, replicas by state, retries, hedges and continuations of every backend."""
+
+    def __init__(self, pools: Mapping[str, Pool]) -> None:
+        self._pools = pools
+
+    def collect(self) -> Iterator[Metric]:
+        queued = GaugeMetricFamily(
+            "tierline_backend_queued", "Requests that wait for a replica to be free.", labels=["backend"]
+        )
+        replicas = GaugeMetricFamily(
+            "tierline_backend_replicas", "Replicas by the state of their breaker.", labels=["backend", "state"]
+        )
+        retries = CounterMetricFamily(
+            "tierline_backend_retries",
+            "Attempts after the first at a backend; refused: the share of retries was used up.",
+            labels=["backend", "result"],
+        )
+        hedges = CounterMetricFamily(
+            "tierline_backend_hedges",
+            "Second requests beside slow ones; refused: the share of hedges was used up.",
+            labels=["backend", "result"],
+        )
+        continued = CounterMetricFamily(
+            "tierline_backend_continuations", "Broken streams that the backend continued.", labels=["backend"]
+        )
+        for name, pool in self._pools.items():
+            queued.add_metric([name], pool.queued)
+            states = [replica.state for replica in pool.snapshot()]
+            for state in STATES:
+                replicas.add_metric([name, state], states.count(state))
+            retries.add_metric([name, "made"], pool.retries.spent)
+            retries.add_metric([name, "refused"], pool.retries.refused)
+            if pool.hedging is not None:
+                hedges.add_metric([name, "made"], pool.hedging.share.spent)
+                hedges.add_metric([name, "refused"], pool.hedging.share.refused)
+            continued.add_metric([name], pool.continued)
+        yield from (queued, replicas, retries, hedges, continued)
