@@ -1,4 +1,4 @@
-"""What pools of backends know of themselves, as Prometheus metrics: read when asked for, so that no request pays for it."""
+"""What pools of backends know of themselves, as Prometheus metrics: read when asked for, at no request's cost."""
 
 from __future__ import annotations
 
