@@ -14,7 +14,7 @@ import msgspec
 
 from backends.connection import FailureKind, HttpFailure
 from backends.errors import recognised
-from backends.protocol import ChatChunk, ChatCompletion
+from backends.protocol import ChatChunk, ChatCompletion, Usage
 
 Outcome = Literal["running", "success", "error", "timeout", "cancelled", "cut", "refused"]
 
@@ -129,7 +129,8 @@ class Event(msgspec.Struct, gc=False):
     `chunk` is what it says in the common form: None for one that says nothing there, such as `[DONE]`. A chunk with
     `usage` exists even if the client did not ask for it, because the backend is always asked to report usage. `dialect`
     is the one that `raw` is written in; `done` marks the server's own last event, `idle` one that only keeps the
-    connection alive: it is relayed, but does not count as progress.
+    connection alive: it is relayed, but does not count as progress. `usage` is that of the attempt where `chunk.usage`
+    is that of an answer which several attempts made.
     """
 
     raw: bytes
@@ -138,6 +139,7 @@ class Event(msgspec.Struct, gc=False):
     done: bool = False
     dialect: str = "openai"
     idle: bool = False
+    usage: Usage | None = None
 
 
 class Answer(msgspec.Struct, gc=False):

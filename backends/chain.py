@@ -96,7 +96,7 @@ class Chain:
         self.observer = observer
         self.attempts: list[Attempt] = []
         self._tried: dict[str, list[Replica]] = {}  # by backend
-        self._silent: list[Candidate] = []  # they ran into a deadline
+        self._silent: tuple[Candidate, ...] = ()  # they ran into a deadline
         self._failure: AttemptFailed | None = None  # the latest
         self._retry_after: float | None = None  # the soonest that a server named
         self._waited = False  # in a queue, in vain: once is enough
@@ -111,7 +111,7 @@ class Chain:
         """The answer of `candidate` broke off after it was returned; `silent`: because nothing came any more."""
         self.failed(AttemptFailed("between_tokens_timeout" if silent else "disconnected", message))
         if silent:
-            self._silent.append(candidate)
+            self._silent += (candidate,)
 
     def continued(self, candidate: Candidate) -> None:
         """`candidate` goes on with an answer that broke off."""
@@ -137,7 +137,7 @@ class Chain:
         refusal: UpstreamRefused | None = None
         untranslatable: CannotTranslate | None = None
         while rest:
-            candidate = rest.pop(self._next(rest))
+            candidate = rest.pop(self._next(rest) if len(rest) > 1 else 0)
             try:
                 answer = await self._ask(call, candidate, rest)
             except UpstreamRefused as refused:
@@ -155,8 +155,6 @@ class Chain:
 
     def _next(self, rest: Sequence[Candidate]) -> int:
         """The place in `rest` of the one to try next: the first of the best rank."""
-        if len(rest) == 1:
-            return 0
         best, best_rank = 0, 3
         for place, candidate in enumerate(rest):
             rank = self._pools[candidate.backend].rank()
@@ -189,7 +187,7 @@ class Chain:
             except AttemptFailed as failure:
                 self.failed(failure)
                 if failure.outcome == "timeout":
-                    self._silent.append(candidate)
+                    self._silent += (candidate,)
         return None
 
     async def _may_retry(

@@ -1,14 +1,14 @@
 """Continue an answer that broke off in the middle: another replica or candidate goes on from the text delivered so far.
 
 It promises that no character is repeated or lost at the seam; that the client sees one answer: the id, model, creation
-time and usage of one; that each attempt's own usage reaches the ledger (`Event.chunk`, while `raw` and `data` are what
-the client gets); and that what cannot be continued is not tried, with the reason in the error. Only models with the
-capability `prefill` are asked, and only for one choice of plain text: half a tool call, half a JSON document and log
-probabilities have no seam that would not show.
+time and usage of one; that each attempt's own usage reaches the ledger (`Event.usage`); and that what cannot be
+continued is not tried, with the reason in the error. Only models with the capability `prefill` are asked, and only for
+one choice of plain text: half a tool call, half a JSON document and log probabilities have no seam that would not show.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
@@ -140,7 +140,7 @@ class Delivered:
             if call.native is not None and call.native.dialect == event.dialect != "openai":
                 return f"it is passed on in the server's own dialect, {event.dialect}"
         if chunk.usage is not None:
-            self._usage = chunk.usage
+            self._usage = event.usage or chunk.usage
         for choice in chunk.choices:
             delta = choice.delta
             if delta.tool_calls or delta.reasoning_content or delta.refusal:
@@ -204,10 +204,13 @@ class Seam:
             says = says or bool(choice.finish_reason) or any(delta.values())
         if not says:
             return None
+        own = chunk.usage
         if fields.get("usage"):
             self._whole_usage(fields["usage"])
+            with contextlib.suppress(msgspec.ValidationError):  # of odd types: it stays as it came
+                chunk.usage = msgspec.convert(fields["usage"], Usage, strict=False)
         data = msgspec.json.encode(fields)
-        return Event(b"data: " + data + b"\n\n", data, chunk)
+        return Event(b"data: " + data + b"\n\n", data, chunk, usage=own)
 
     def _without_repeated_space(self, content: str) -> str:
         while self._space and content and content[0] == self._space[0]:

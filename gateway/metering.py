@@ -30,11 +30,11 @@ class Meter:
         self.finish_reasons = {}
         self.usage = self.upstream_model = None
 
-    def see(self, chunk: ChatChunk) -> None:
-        """Take account of one event of a stream."""
+    def see(self, chunk: ChatChunk, usage: Usage | None = None) -> None:
+        """Take account of one event of a stream; `usage` is the attempt's own where it is not the chunk's."""
         if chunk.usage is not None:
             # Cumulative by convention: the last one counts, they are never summed.
-            self.usage = chunk.usage
+            self.usage = usage or chunk.usage
         if self.upstream_model is None:
             self.upstream_model = chunk.model
         for choice in chunk.choices:

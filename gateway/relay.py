@@ -53,7 +53,7 @@ async def _relay_stream(
     try:
         async for event in answer.events:
             if (chunk := event.chunk) is not None:
-                meter.see(chunk)
+                meter.see(chunk, event.usage)
                 if keep:
                     kept.append(chat_event(event).data)
             written = writer.event(event)

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from backends.attempt import Call, Candidate, Event, Native
 from backends.dispatch import Dispatched, StreamCut
-from backends.protocol import ChatChunk
+from backends.protocol import ChatChunk, Usage
 from backends.rescue import Delivered, Seam, continuation, obstacle
 from bench.mock_story import CREATED, PIECES, PROMPT_TOKENS, STORY, StoryWire
 from bench.mock_upstream import MockUpstream
@@ -43,7 +43,7 @@ class Seen:
 
     text: str = ""
     chunks: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    metered: list[ChatChunk] = dataclasses.field(default_factory=list)
+    metered: list[Usage] = dataclasses.field(default_factory=list)
     finish: str | None = None
     done: bool = False
     cut: StreamCut | None = None
@@ -61,7 +61,7 @@ async def read(answer: Dispatched) -> Seen:
             assert event.raw == b"data: " + event.data + b"\n\n"
             seen.done = event.done
             if event.chunk is not None:
-                seen.metered.append(event.chunk)
+                seen.metered += [usage] if (usage := event.usage or event.chunk.usage) else []
                 chunk = msgspec.json.decode(event.data)
                 seen.chunks.append(chunk)
                 for choice in chunk["choices"]:
@@ -172,8 +172,8 @@ async def test_the_client_sees_one_answer_and_the_ledger_two(bench, one, two):
     assert sum("role" in choice["delta"] for chunk in seen.chunks for choice in chunk["choices"]) == 1
     # Six pieces were delivered; they and the white space at their end: ten are left. The total is what the server said.
     assert seen.usage() == {"prompt_tokens": PROMPT_TOKENS - 1, "completion_tokens": 16, "total_tokens": 27}
-    assert seen.metered[-1].usage.prompt_tokens == PROMPT_TOKENS + 5
-    assert seen.metered[-1].usage.completion_tokens == 10
+    [own] = seen.metered
+    assert (own.prompt_tokens, own.completion_tokens) == (PROMPT_TOKENS + 5, 10)
 
 
 async def test_output_limits_shrink_by_what_was_delivered(bench, one, two):
@@ -386,7 +386,8 @@ def test_usage_is_that_of_one_answer(reported, told):
     usage = msgspec.json.decode(fitted.data)["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == told
     assert usage["prompt_tokens_details"]["cached_tokens"] <= usage["prompt_tokens"]
-    assert fitted.chunk.usage.prompt_tokens == reported["prompt_tokens"]  # the ledger's is the attempt's own
+    assert fitted.chunk.usage.prompt_tokens == usage["prompt_tokens"]
+    assert fitted.usage.prompt_tokens == reported["prompt_tokens"]  # for the ledger: the attempt's own
 
 
 def test_reported_tokens_count_before_counted_ones():
