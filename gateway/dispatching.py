@@ -32,6 +32,7 @@ async def dispatch(services: Services, life: Life, accounting: Accounting) -> Di
         deadline=life.deadline,
         extra=lambda candidate: services.extra_fields(candidate, life),
         native=asked.native,
+        headers=_native_headers(life) if asked.native is not None else {},
         owner=life.principal.key_id if life.principal else "",
     )
     try:
@@ -51,6 +52,12 @@ async def dispatch(services: Services, life: Life, accounting: Accounting) -> Di
         raise Unavailable(str(error), status=error.status, code=f"backend_{error.kind}", headers=headers) from error
     life.attempt = answer.attempt  # of two that ran side by side, not always the one that began last
     return answer
+
+
+def _native_headers(life: Life) -> dict[str, str]:
+    """Headers that belong to a request in its own dialect: Anthropic's betas change what its body may hold."""
+    betas = life.exchange.header(b"anthropic-beta")
+    return {} if betas is None else {"anthropic-beta": betas}
 
 
 def _refusal(error: UpstreamRefused) -> GatewayError:

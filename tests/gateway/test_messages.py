@@ -225,9 +225,11 @@ async def test_its_own_dialect_passes_unchanged(door: FrontDoor, claude: MockUps
         "thinking": {"type": "enabled", "budget_tokens": 1024},
         "context_management": {"edits": []},
     }
-    response = await door.client.post("/v1/messages", json=body, headers=door.headers())
+    betas = {"anthropic-beta": "context-management-2025-06-27"}
+    response = await door.client.post("/v1/messages", json=body, headers=door.headers() | betas)
     assert response.status_code == 200, response.text
     assert sent(claude) == body
+    assert claude.records[-1].headers["anthropic-beta"] == betas["anthropic-beta"]
     answer = response.json()
     assert answer["content"][0]["signature"]
     assert answer["id"] == "msg_mock0001"
