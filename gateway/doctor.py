@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from gateway.lock import AlreadyLocked, FileLock
 from gateway.models.catalog import CATALOG
@@ -30,6 +31,7 @@ from policies.yamlfile import InvalidFile
 Status = Literal["ok", "warn", "fail"]
 
 _PYTHON = ((3, 11), (3, 14))
+_REDIS = (6, 2)
 _MIN_FREE_DISK_BYTES = 2 << 30
 # Weights are kept in more than one layout (packed, bfloat16), beside the KV cache.
 _MEMORY_PER_WEIGHT_BYTE = 6
@@ -64,6 +66,7 @@ def examine(config: Path) -> list[Finding]:
     findings.append(Finding("configuration", "ok", str(config)))
     findings += [_running(settings), _data_dir(settings), _memory(settings), _cores(settings)]
     findings += [*_extras(settings), *_models(settings), _policies(settings), _database(settings)]
+    findings += _redis(settings)
     return findings
 
 
@@ -273,3 +276,30 @@ def _database(settings: Settings) -> Finding:
     except DatabaseError as error:
         return Finding("database", "fail", f"{shown}: {error}")
     return Finding("database", "ok", shown)
+
+
+def _redis(settings: Settings) -> Iterator[Finding]:
+    if settings.storage.redis_url is None or not _has_module("redis"):
+        return
+    import redis
+
+    url = urlsplit(settings.storage.redis_url)
+    shown = url._replace(netloc=url.netloc.rpartition("@")[2]).geturl()
+    password = os.environ.get("TIERLINE_REDIS_PASSWORD")
+    try:
+        with redis.from_url(
+            settings.storage.redis_url, password=password, socket_timeout=2, socket_connect_timeout=2
+        ) as client:
+            info = client.info()
+    except (redis.RedisError, OSError, ValueError) as error:
+        advice = "start it, or correct storage.redis_url: until then each process keeps to its share of the limits"
+        yield Finding("redis", "warn", f"{shown} does not answer: {error}", advice)
+        return
+    version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
+    if version < _REDIS:
+        yield Finding("redis", "fail", f"{shown} is {info['redis_version']}", "use Redis 6.2 or later, or Valkey")
+    elif info.get("maxmemory") and info["maxmemory_policy"] != "noeviction":
+        message = f"{shown} may throw counters away: its maxmemory-policy is {info['maxmemory_policy']}"
+        yield Finding("redis", "warn", message, "set maxmemory-policy to noeviction")
+    else:
+        yield Finding("redis", "ok", f"{shown}: {info['redis_version']}")

@@ -21,6 +21,7 @@ from gateway.ledger.spend import month_spend, used_by
 from gateway.settings import Settings
 
 if TYPE_CHECKING:
+    from gateway.access.counters_redis import Ids
     from gateway.access.counters_shared import SharedLimiter
 
 # Two machines' clocks may differ by this much when Redis has lost its data, and no request is counted twice or not.
@@ -50,7 +51,7 @@ async def open_limiter(
     except ModuleNotFoundError as error:
         raise MissingExtra(f"storage.redis_url needs {error.name}: pip install 'tierline[redis]'") from error
 
-    async def sums(month: int, before: str, without: Collection[str]) -> Mapping[str, int]:
+    async def sums(month: int, before: str, without: Ids) -> Mapping[str, int]:
         return await month_spend(database, month, before=before, without=without)
 
     async def used(request_ids: Collection[str]) -> Mapping[str, tuple[int, int]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from gateway.settings import Settings
 from gateway.workers import socket_path
 
+WORKER_UP = "tierline_worker_up"
 _TIMEOUT_S = 1.0
 
 
@@ -22,9 +23,9 @@ async def everybodys_metrics(settings: Settings, worker: int, own: str) -> str:
     pages = await asyncio.gather(*(_page(socket_path(settings, number)) for number in others))
     found = {number: page for number, page in zip(others, pages, strict=True) if page is not None}
     found[worker] = own
-    up = "# HELP tierline_worker_up 1 while a gateway worker answers.\n# TYPE tierline_worker_up gauge\n"
+    up = f"# HELP {WORKER_UP} 1 while a gateway worker answers.\n# TYPE {WORKER_UP} gauge\n"
     up += "".join(
-        f'tierline_worker_up{{worker="{number}"}} {1 if number in found else 0}\n'
+        f'{WORKER_UP}{{worker="{number}"}} {1 if number in found else 0}\n'
         for number in range(1, settings.server.workers + 1)
     )
     return merged(found) + up

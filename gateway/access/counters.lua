@@ -22,7 +22,6 @@ local SCOPE_TTL_S = 40 * 86400
 local MONTH_TTL_S = 70 * 86400
 -- More than this in one call would hold up everybody else; the next call goes on.
 local MOST_EXPIRED = 500
-local MOST_UNPACKED = 1000
 local REFRESH_SOON_S, REFRESH_AT_MOST_S = 1, 3600
 
 local function clock()
@@ -262,7 +261,7 @@ function operations.look(a)
   return answer('seen', expired, all_seen(counters))
 end
 
--- cut, force: make a cut unless there is a valid one; the answer is the one in force, its month, and the early requests.
+-- cut, force: make a cut unless there is a valid one; the answer is the one in force, and its month.
 function operations.cut(a)
   local _, cut = scopes_of({})
   if cut == '' or a.force then
@@ -271,23 +270,25 @@ function operations.cut(a)
     redis.call('EXPIRE', MONTH_KEY, MONTH_TTL_S)
     cut = a.cut
   end
-  return answer('cut', 0, MONTH, cut, redis.call('SMEMBERS', PREFIX .. ':early:' .. MONTH))
+  return answer('cut', 0, MONTH, cut)
 end
 
--- month, cut, base = {scope id, nano-dollars, ...}: the ledger's sums of the requests before the cut, absolute.
+-- month: ids before its cut that are counted here all the same.
+function operations.early(a)
+  return answer('early', 0, redis.call('SMEMBERS', PREFIX .. ':early:' .. a.month))
+end
+
+-- month, cut, base = {scope id, nano-dollars, ...}: the ledger's sums of the requests before the cut. They only grow, so
+-- of two processes that read the ledger at once the later reading stands.
 function operations.base(a)
   local _, cut, seeded = scopes_of({})
   if a.month ~= MONTH or a.cut ~= cut then return answer('over', 0) end
-  local fields = {}
   for i = 1, #a.base, 2 do
-    fields[#fields + 1] = 'base:' .. a.base[i]
-    fields[#fields + 1] = exact(a.base[i + 1])
-    if #fields >= MOST_UNPACKED then
-      redis.call('HSET', MONTH_KEY, unpack(fields))
-      fields = {}
+    local field = 'base:' .. a.base[i]
+    if number(redis.call('HGET', MONTH_KEY, field)) < a.base[i + 1] then
+      redis.call('HSET', MONTH_KEY, field, exact(a.base[i + 1]))
     end
   end
-  if #fields > 0 then redis.call('HSET', MONTH_KEY, unpack(fields)) end
   if not seeded then
     redis.call('HSET', MONTH_KEY, 'seeded', '1', 'interval_s', REFRESH_SOON_S, 'next_s', exact(now + REFRESH_SOON_S))
   end

@@ -41,9 +41,11 @@ _SEED_TRIES: Final = 5
 # Longer than this no request waits for the database; the reading itself goes on.
 _SEED_WAIT_S: Final = 2.0
 
-# The ledger's nano-dollars by scope id, of a month, of requests with ids before the first text, but without those in
-# the collection.
-Spent = Callable[[int, str, Collection[str]], Awaitable[Mapping[str, int]]]
+# Gives ids of requests. Awaited by the ledger within its reading: rows that this reading sees are of requests that
+# were admitted before, so that their ids are among those.
+Ids = Callable[[], Awaitable[Collection[str]]]
+# The ledger's nano-dollars by scope id, of a month, of requests with ids before the text, but without the others.
+Spent = Callable[[int, str, Ids], Awaitable[Mapping[str, int]]]
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
@@ -155,9 +157,15 @@ class RedisLimiter:
         Raises:
             SpendUnknown: the database is out. RedisDown: Redis is.
         """
-        _, _, month, cut, early = await self._call("cut", {"cut": self._new_cut(), "force": start_over})
+        _, _, month, cut = await self._call("cut", {"cut": self._new_cut(), "force": start_over})
+
+        async def early() -> Collection[str]:
+            return list((await self._call("early", {"month": month}))[2])
+
         try:
             spent = await self._spent(month, cut, early)
+        except RedisDown:
+            raise
         except Exception as error:
             raise SpendUnknown(f"the ledger's database does not tell what is spent: {error}") from error
         base = [part for pair in spent.items() for part in pair]

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from gateway import workers
 from gateway.cli.common import short
 from gateway.settings import Settings
 from gateway.supervisor import Event
@@ -29,7 +30,8 @@ class Words:
         self._url = url
         self._first_key = first_key
         self._config = config
-        self._width = 1 + max(len(name) for name in ("gateway", *(f"engine-{name}" for name in settings.engines)))
+        names = (workers.name(settings, settings.server.workers), *(f"engine-{name}" for name in settings.engines))
+        self._width = 1 + max(map(len, names))
 
     def print(self, event: Event) -> None:
         detail = event.detail or {}

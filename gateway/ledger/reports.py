@@ -109,21 +109,6 @@ async def cost_report(
     return Report(by=list(by), since=_iso(since), until=_iso(until), rows=rows, total=total)
 
 
-async def month_spend(database: Database, at: datetime) -> dict[str, int]:
-    """Nano-dollars spent in the UTC calendar month of `at`, by scope: `key:ID`, `team:ID`, …, `policy:NAME`."""
-    start = at.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    end = (start + timedelta(days=32)).replace(day=1)
-    scopes = {"key": "key_id", "project": "project_id", "team": "team_id", "organisation": "organisation_id"}
-    spent: dict[str, int] = {}
-    async with database.read() as connection:
-        for scope, column in {**scopes, "policy": "policy"}.items():
-            name = ledger.c[column]
-            statement = select(name, func.sum(ledger.c.cost_nanousd)).group_by(name)
-            month = statement.where(ledger.c.ts_ms >= _to_ms(start), ledger.c.ts_ms < _to_ms(end))
-            spent.update({f"{scope}:{who}": int(total) for who, total in await connection.execute(month) if who})
-    return spent
-
-
 class Explanation(msgspec.Struct, kw_only=True):
     """Everything on record about one request: the decision (None if none was taken) and its rows, by attempt."""
 

@@ -6,7 +6,7 @@ The sums can leave out requests that are counted elsewhere: those from an id on,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -28,11 +28,16 @@ _CHUNK: Final = 500
 
 
 async def month_spend(
-    database: Database, month: int, *, before: str | None = None, without: Collection[str] = ()
+    database: Database,
+    month: int,
+    *,
+    before: str | None = None,
+    without: Callable[[], Awaitable[Collection[str]]] | None = None,
 ) -> dict[str, int]:
     """Nano-dollars spent in a UTC calendar month, by scope: `key:ID`, `team:ID`, …, `policy:NAME`.
 
-    month: year * 12 + month - 1. before: only requests with ids smaller than this. without: nor these.
+    month: year * 12 + month - 1. before: only requests with ids smaller than this. without: nor these; it is asked when
+    the state of the database that is summed stands.
     """
     span = [ledger.c.ts_ms >= _start_ms(month), ledger.c.ts_ms < _start_ms(month + 1)]
     spent: Counter[str] = Counter()
@@ -41,7 +46,7 @@ async def month_spend(
         request_id = ledger.c.request_id.collate("C") if database.dialect == "postgresql" else ledger.c.request_id
         wanted = span if before is None else [*span, request_id < before]
         await _add(connection, spent, 1, wanted)
-        for ids in _chunks(list(without)):
+        for ids in _chunks(list(await without()) if without else []):
             await _add(connection, spent, -1, [*wanted, ledger.c.request_id.in_(ids)])
     return dict(spent)
 

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from engine.metrics import EngineMetrics
 from gateway.telemetry import Metrics
+from gateway.worker_metrics import WORKER_UP
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,7 +48,7 @@ def queries() -> Iterator[tuple[str, str]]:
 
 def exported() -> set[str]:
     """Series names of the gateway and of an engine, as their registries give them."""
-    names: set[str] = set()
+    names: set[str] = {WORKER_UP}  # stands beside the registries of the workers
     for registry in (Metrics().registry, EngineMetrics("m").registry):
         assert isinstance(registry, CollectorRegistry)
         for metric in registry.collect():

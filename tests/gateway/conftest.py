@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.redis_server import RedisServer, server_binary
 from gateway.ledger.database import Database
-from tests.gateway.redis_server import RedisServer, server_binary
 
 
 @pytest.fixture(scope="session")

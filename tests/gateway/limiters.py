@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import calendar
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
 from gateway.access.counters_memory import MemoryLimiter
-from gateway.access.counters_redis import SCRIPT, RedisLimiter
+from gateway.access.counters_redis import SCRIPT, Ids, RedisLimiter
 from gateway.access.limits import Admission, Scope
 from gateway.access.redis_channel import Channel
 
@@ -38,7 +38,7 @@ class Clock:
         self._channels.append(channel)
         this_month = 2026 * 12 + 10
 
-        async def sums(month: int, before: str, without: Collection[str]) -> Mapping[str, int]:
+        async def sums(month: int, before: str, without: Ids) -> Mapping[str, int]:
             return ledger if month == this_month else {}
 
         # All ids of these tests lie behind an empty cut.

@@ -15,17 +15,18 @@ import redis.asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.redis_server import RedisServer
+from gateway import doctor
 from gateway.access import counters_shared
-from gateway.access.counters_redis import RedisLimiter
+from gateway.access.counters_redis import Ids, RedisLimiter
 from gateway.access.counters_shared import SharedLimiter
 from gateway.access.limits import Admission, BudgetExhausted, Grant, LimitExceeded, Refused, Scope, Standing
 from gateway.access.redis_channel import Channel, RedisDown
 from gateway.ledger.rows import new_id
 from gateway.limiter import _request_id_of_now
-from gateway.settings import WhenRedisIsDown
+from gateway.settings import Settings, WhenRedisIsDown
 from tests.conftest import unused_port
 from tests.gateway.limiters import Clock, ask, new_channel, scope
-from tests.gateway.redis_server import RedisServer
 from tests.gateway.several import until
 
 pytestmark = pytest.mark.redis
@@ -51,12 +52,14 @@ class Books:
 
     def __init__(self) -> None:
         self.rows: dict[str, int] = {}
-        self.readings = 0
+        self.slowness = 0  # turns of the event loop that a reading takes
 
-    async def sums(self, month: int, before: str, without: Collection[str]) -> Mapping[str, int]:
-        self.readings += 1
-        counted = [cost for request, cost in self.rows.items() if request < before and request not in without]
-        return {"key:a": sum(counted)}
+    async def sums(self, month: int, before: str, without: Ids) -> Mapping[str, int]:
+        seen = {request: cost for request, cost in self.rows.items() if request < before}
+        for _ in range(self.slowness):
+            await asyncio.sleep(0)
+        early = await without()
+        return {"key:a": sum(cost for request, cost in seen.items() if request not in early)}
 
     async def used_by(self, requests: Collection[str]) -> Mapping[str, tuple[int, int]]:
         return {request: (7, self.rows[request]) for request in requests if request in self.rows}
@@ -91,7 +94,7 @@ class House:
             self.redis(owner),
             when_down,
             processes=processes,
-            spent=await self.books.sums(0, "~", ()),
+            spent={"key:a": self.books.total()},
             used_by=self.books.used_by,
         )
         await limiter.start()
@@ -240,8 +243,10 @@ async def test_many_holds_that_expire_at_once_are_given_back_in_turns(redis_serv
 # -- budgets and the ledger --------------------------------------------------------------------------------------------
 
 
-async def test_several_processes_start_budgets_from_the_ledger_once(server: RedisServer) -> None:
+@pytest.mark.parametrize("slowness", [0, 50])
+async def test_several_processes_start_budgets_from_the_ledger_once(server: RedisServer, slowness: int) -> None:
     async with House(server.url) as house:
+        house.books.slowness = slowness
         house.books.rows = {f"req-{new_id()}": 1000 for _ in range(5)}
         limiters = [house.redis(str(number)) for number in range(4)]
         for limiter in limiters:
@@ -473,6 +478,25 @@ async def test_the_channel_follows_a_cluster_to_the_node_that_has_the_keys(redis
     for client, node in zip(clients, nodes, strict=True):
         await client.aclose()
         node.close()
+
+
+def test_doctor_looks_at_redis(redis_binary: str) -> None:
+    def found(url: str) -> tuple[str, str, str]:
+        (finding,) = doctor._redis(Settings.model_validate({"storage": {"redis_url": url}}))
+        return finding.check, finding.status, finding.message
+
+    careless = RedisServer(redis_binary, "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru").start()
+    check, status, message = found(careless.url)
+    assert (check, status) == ("redis", "warn")
+    assert "allkeys-lru" in message
+    with redis.Redis(unix_socket_path=str(careless.socket)) as client:
+        client.config_set("maxmemory-policy", "noeviction")
+    assert found(careless.url)[1] == "ok"
+    careless.close()
+    check, status, message = found(f"redis://user:secret@127.0.0.1:{unused_port()}/0")
+    assert (check, status) == ("redis", "warn")
+    assert "does not answer" in message
+    assert "secret" not in message
 
 
 def test_a_url_that_makes_no_sense_is_refused() -> None:

@@ -22,7 +22,6 @@ from gateway.ledger.reports import (
     InvalidReport,
     cost_report,
     explain,
-    month_spend,
     parse_moment,
 )
 from gateway.ledger.rows import Decision, LedgerRow, new_id
@@ -121,15 +120,6 @@ async def test_names_are_shown_and_identities_kept_apart(database: Database) -> 
     assert costs == {"acme/support": 1, "sales": 2, "globex/support": 3, "gone": 9}
     keys = {r["key"] for r in (await cost_report(database, ["key"])).rows}
     assert keys == {f"{o}/{t}/default/default" for o, t in owners} | {""}
-
-
-async def test_month_spend_counts_the_utc_month(database: Database) -> None:
-    first = int(datetime(2026, 11, 1, tzinfo=UTC).timestamp() * 1000)
-    last = int(datetime(2026, 12, 1, tzinfo=UTC).timestamp() * 1000) - 1
-    for ts, cost in ((first - 1, 1000), (first, 1), (last, 2), (last + 1, 2000)):
-        await database.insert_rows([row(ts_ms=ts, key_id="k", team_id="t", policy="p", cost_nanousd=cost)])
-    assert await month_spend(database, NOW) == {"key:k": 3, "team:t": 3, "policy:p": 3}
-    assert (await month_spend(database, datetime(2026, 12, 31, 23, tzinfo=UTC)))["key:k"] == 2000
 
 
 async def test_explain(database: Database) -> None:

@@ -13,10 +13,10 @@ import pytest
 import pytest_asyncio
 
 from bench.mock_upstream import MockUpstream
+from bench.redis_server import RedisServer
 from gateway.access.keys import revoke_key
 from gateway.worker_metrics import merged
 from tests.gateway.conftest import empty_database
-from tests.gateway.redis_server import RedisServer
 from tests.gateway.several import Several, kill, several, until
 from tests.gateway.test_limits_redis import House
 

