@@ -208,7 +208,7 @@ class AttemptFailed(Exception):
 
     def __init__(
         self,
-        kind: FailureKind | Literal["upstream_error", "rate_limited", "overloaded"],
+        kind: FailureKind | Literal["upstream_error", "rate_limited", "overloaded", "resting"],
         message: str,
         *,
         retry_after: float | None = None,

@@ -25,13 +25,14 @@ STATES: tuple[State, ...] = get_args(State)
 class Breaker:
     """Times are monotonic seconds, and handed in. `well` spares the usual case the clock: surely healthy."""
 
-    __slots__ = ("cool_downs", "cooled_until", "failures", "limited_until", "reached", "trial", "well")
+    __slots__ = ("cool_downs", "cooled_until", "failures", "limited_until", "rate_limited", "reached", "trial", "well")
 
     def __init__(self) -> None:
         self.failures = 0  # in a row
         self.cool_downs = 0  # since the last success
         self.cooled_until = 0.0
         self.limited_until = 0.0
+        self.rate_limited = False  # why it rests: for its limit of requests; else because it was overloaded
         self.trial = False  # back from a cool-down, not yet proven
         self.reached = True  # its last failure was an answer, not silence
         self.well = True
@@ -60,6 +61,7 @@ class Breaker:
         if failure.kind == "rate_limited" or failure.retry_after is not None:
             rest = LIMITED_FIRST_S if failure.retry_after is None else failure.retry_after
             self.limited_until = max(self.limited_until, now + min(rest, LIMITED_MAX_S))
+            self.rate_limited = failure.kind == "rate_limited"
             self.well = False
         if failure.kind == "rate_limited":
             return False  # a healthy server that protects itself

@@ -44,15 +44,17 @@ _ENDINGS: dict[NoBackendKind, tuple[int, str]] = {
     "upstream_error": (502, "the servers answered with errors"),
 }
 # The same where it did not even come to an attempt.
-_UNASKED: dict[NoBackendKind, str] = {
+_UNASKED: dict[str, str] = {
     "overloaded": "No server was asked: each has as many requests as it may have.",
     "rate_limited": "No server was asked: each has said that it takes no requests for a while.",
+    "resting": "No server was asked: each has said that it takes no requests for a while.",
     "deadline": "The request's deadline had passed before a server could be asked.",
 }
 _KINDS: dict[str, NoBackendKind] = {
     "connect": "unavailable",
     "connect_timeout": "unavailable",
     "overloaded": "overloaded",
+    "resting": "overloaded",
     "rate_limited": "rate_limited",
     "first_token_timeout": "timeout",
     "between_tokens_timeout": "timeout",
@@ -282,12 +284,13 @@ class Chain:
         self.observer.attempt_ended(answer.attempt)
 
     def _no_backend(self, candidates: Sequence[Candidate]) -> NoBackend:
-        kind = _KINDS.get(self._failure.kind, "upstream_error") if self._failure else "unavailable"
+        failed = self._failure.kind if self._failure else "connect"
+        kind = _KINDS.get(failed, "upstream_error")
         status, sentence = _ENDINGS[kind]
         number = len(self.attempts)
         message = f"No answer after {number} attempt{'s' if number > 1 else ''}: {sentence}."
         if not number:
-            message = _UNASKED.get(kind, f"No answer: {sentence}.")
+            message = _UNASKED.get(failed, f"No answer: {sentence}.")
         retry_after = self._retry_after
         if retry_after is None and kind == "unavailable":
             soonest = [self._pools[candidate.backend].back_in_s() for candidate in candidates]

@@ -179,12 +179,14 @@ class Pool:
         """Queue for a replica that is free; to be given back by `release`.
 
         Raises:
-            AttemptFailed: "overloaded", the queue is full or `patience_s` was not enough; "rate_limited", every replica
-                in rotation rests for longer than that.
+            AttemptFailed: "overloaded", the queue is full or `patience_s` was not enough; "rate_limited" or "resting",
+                every replica in rotation has asked for a pause that is longer than that.
         """
         rest_s = self.rest_s()
         if rest_s is not None and rest_s > patience_s:
-            raise AttemptFailed("rate_limited", f"'{self.name}' asked to be left alone", retry_after=rest_s)
+            limited = any(replica.breaker.rate_limited for replica in self.replicas)
+            message = f"'{self.name}' asked to be left alone"
+            raise AttemptFailed("rate_limited" if limited else "resting", message, retry_after=rest_s)
         busy = f"every replica of '{self.name}' is busy"
         place = self._queue.join(owner) if patience_s > 0 else None
         if place is None:

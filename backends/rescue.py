@@ -188,8 +188,8 @@ class Seam:
     def fit(self, event: Event) -> Event | None:
         """The event as part of the answer; None if nothing of it is left."""
         chunk = event.chunk
-        if chunk is None:
-            return event
+        if chunk is None:  # of a server of another kind, only its end means something here
+            return event if event.done or event.dialect == "openai" else None
         fields = msgspec.json.decode(chat_event(event).data)
         fields.update(self._head)
         for name, value in self._head.items():

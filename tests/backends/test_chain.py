@@ -210,6 +210,17 @@ async def test_a_resting_backend_is_left_alone_by_the_next_request_too(bench, mo
     assert "for a while" in str(caught.value)
 
 
+async def test_a_resting_backend_that_was_overloaded_says_so(bench, mock):
+    bench.pool("main", mock, attempts=2)
+    for attempts in (1, 0):
+        with pytest.raises(NoBackend) as caught:
+            await bench.open("status,status=503,retry_after=30")
+        assert len(caught.value.attempts) == attempts
+        assert caught.value.retry_after == pytest.approx(30, abs=1)
+    assert (caught.value.status, caught.value.kind) == (503, "overloaded")
+    assert "for a while" in str(caught.value)
+
+
 async def test_the_next_request_waits_for_a_short_rest(bench, mock):
     bench.pool("main", mock, attempts=1)
     began = time.monotonic()

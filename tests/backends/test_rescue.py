@@ -11,10 +11,12 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from backends.anthropic import ANTHROPIC
 from backends.attempt import Call, Candidate, Event, Native
 from backends.dispatch import Dispatched, StreamCut
 from backends.protocol import ChatChunk, Usage
 from backends.rescue import Delivered, Seam, continuation, obstacle
+from bench.mock_anthropic import AnthropicWire
 from bench.mock_story import CREATED, PIECES, PROMPT_TOKENS, STORY, StoryWire
 from bench.mock_upstream import MockUpstream
 
@@ -58,7 +60,7 @@ async def read(answer: Dispatched) -> Seen:
     try:
         async for event in answer.events:
             assert not seen.done
-            assert event.raw == b"data: " + event.data + b"\n\n"
+            assert event.raw == b"data: " + event.data + b"\n\n" or event.done
             seen.done = event.done
             if event.chunk is not None:
                 seen.metered += [usage] if (usage := event.usage or event.chunk.usage) else []
@@ -192,6 +194,23 @@ async def test_output_limits_of_the_candidate_shrink_too(bench, one, two):
     answer = await bench.open("cut,after=3", "story@other", about=PREFILL, extra={"max_tokens": 5, "salt": "s"})
     assert (await read(answer)).text == "".join(PIECES[:5])
     assert sent(two)["salt"] == "s"
+
+
+async def test_a_server_of_another_kind_goes_on(bench, one, two):
+    two.wire = AnthropicWire()
+    bench.pool("main", one, attempts=1)
+    bench.pool("other", two, dialect=ANTHROPIC, api_key="k")
+    answer = await bench.open("cut,after=4", "mock,chunks=2@other", about=PREFILL, payload={"max_tokens": 99})
+    seen = await read(answer)
+    assert seen.cut is None
+    assert seen.text.startswith("".join(PIECES[:4]) + "t=")
+    assert len({(chunk["id"], chunk["model"], chunk["created"]) for chunk in seen.chunks}) == 1
+    assert seen.finish == "stop"
+    last = sent(two)["messages"][-1]
+    assert (last["role"], last["content"][0]["text"]) == ("assistant", "".join(PIECES[:4]).rstrip())
+    assert sent(two)["max_tokens"] == 99 - 3
+    [own] = {(usage.prompt_tokens, usage.completion_tokens) for usage in seen.metered[-1:]}
+    assert own == (20, 34)
 
 
 async def test_a_client_that_leaves_during_a_rescue_ends_it(bench, one, two):
