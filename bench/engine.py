@@ -1,11 +1,12 @@
 """The bundled engine over HTTP: tokens per second, time to first token, time per token, with transformers beside it.
 
-    python -m bench.engine [--streams 1,8,32] [--runs 3] [--threads 2] [--without-peers]
+    python -m bench.engine [--streams 1,8,32] [--runs 3] [--seconds 100] [--threads 2] [--without-peers]
 
 Every stream sends its own random prompt of 128 token ids and reads 128 tokens (`ignore_eos`), so no prefix is shared
 and no answer ends early. The load generator runs beside the server on the same machine. transformers generates the same
 batch without HTTP, with weights dequantised from the same file, each data type in a process of its own. The figures
-of CPU time per token hold on a busy machine, too; the others want a quiet one.
+of CPU time per token hold on a busy machine, too; the others want a quiet one. Each system is measured for `--seconds`
+at most: on a slow machine there are fewer runs, and what would not be done in time is left out, and said to be.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,7 +32,34 @@ from bench.report import Row, report
 PROMPT_TOKENS = 128
 ANSWER_TOKENS = 128
 DEFAULT_MODEL = Path("var/models/smollm2-135m")
+WARM_UP_TOKENS = 4
 VOCABULARY = range(1000, 40_000)  # ordinary tokens of every vocabulary that matters here
+
+
+class Budget:
+    """The time for one system's runs. A run of twice the streams is taken to last twice as long, at most."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.perf_counter() + seconds
+        self._per_stream = 0.0  # seconds, of the last run
+
+    def allows(self, streams: int) -> bool:
+        """Whether a run of so many streams is sure to end in time. The first one always may begin."""
+        return time.perf_counter() + self._per_stream * streams < self._end
+
+    def spent(self, streams: int, seconds: float) -> None:
+        self._per_stream = seconds / streams
+
+    def runs(self, system: str, streams: int, most: int) -> Iterator[int]:
+        """Numbers of runs, `most` at most, as long as there is time; tells of a setting that gets none."""
+        for run in range(most):
+            if not self.allows(streams):
+                if run == 0:
+                    print(f"{system}: no time left for {streams} streams", file=sys.stderr)
+                return
+            start = time.perf_counter()
+            yield run
+            self.spent(streams, time.perf_counter() - start)
 
 
 @dataclass(slots=True)
@@ -79,6 +107,8 @@ class EngineProcess:
     def stop(self) -> None:
         self._process.terminate()
         self._process.wait(30)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
 
 
 def _cpu(process: psutil.Process) -> float:
@@ -95,8 +125,10 @@ class StreamTimes:
     per_token: float
 
 
-async def stream_answer(session: aiohttp.ClientSession, url: str, prompt: list[int]) -> StreamTimes:
-    """Read one streamed answer to its end.
+async def stream_answer(
+    session: aiohttp.ClientSession, url: str, prompt: list[int], length: int = ANSWER_TOKENS
+) -> StreamTimes:
+    """Read one streamed answer of `length` tokens to its end.
 
     Raises:
         RuntimeError: the answer is not complete.
@@ -104,7 +136,7 @@ async def stream_answer(session: aiohttp.ClientSession, url: str, prompt: list[i
     body = {
         "model": "bench",
         "prompt": prompt,
-        "max_tokens": ANSWER_TOKENS,
+        "max_tokens": length,
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
@@ -125,12 +157,14 @@ async def stream_answer(session: aiohttp.ClientSession, url: str, prompt: list[i
             last = time.perf_counter()
             first = first or last
     tokens = usage.get("completion_tokens", 0)
-    if tokens != ANSWER_TOKENS:
-        raise RuntimeError(f"{tokens} tokens instead of {ANSWER_TOKENS}")
+    if tokens != length:
+        raise RuntimeError(f"{tokens} tokens instead of {length}")
     return StreamTimes(tokens, first - start, (last - first) / (tokens - 1))
 
 
-async def measure_engine(model: Path, arguments: Sequence[str], streams: Sequence[int], runs: int) -> list[Row]:
+async def measure_engine(
+    model: Path, arguments: Sequence[str], streams: Sequence[int], runs: int, seconds: float
+) -> list[Row]:
     """Rows of the bundled engine."""
     engine = EngineProcess(model, arguments)
     rows: list[Row] = []
@@ -143,19 +177,22 @@ async def measure_engine(model: Path, arguments: Sequence[str], streams: Sequenc
         timeout = aiohttp.ClientTimeout(total=None)
         async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
             await engine.wait_ready(session)
+            budget = Budget(seconds)
             for count in streams:
                 series = Series("tierline", setting(count))
-                await asyncio.gather(*(stream_answer(session, engine.url, p) for p in prompts(count)))  # warm-up
-                for _ in range(runs):
+                for run in budget.runs("tierline", count, runs):
+                    if run == 0:
+                        warm_up = (stream_answer(session, engine.url, p, WARM_UP_TOKENS) for p in prompts(count))
+                        await asyncio.gather(*warm_up)
                     cpu_before = engine.cpu_seconds()
                     start = time.perf_counter()
                     answers = await asyncio.gather(*(stream_answer(session, engine.url, p) for p in prompts(count)))
-                    seconds = time.perf_counter() - start
+                    elapsed = time.perf_counter() - start
                     http_cpu, core_cpu = (
                         after - before for after, before in zip(engine.cpu_seconds(), cpu_before, strict=True)
                     )
                     tokens = sum(answer.tokens for answer in answers)
-                    series.add("tokens_per_second", "1/s", tokens / seconds)
+                    series.add("tokens_per_second", "1/s", tokens / elapsed)
                     series.add("ttft_p50", "ms", 1000 * statistics.median(answer.first for answer in answers))
                     series.add("tpot_p50", "ms", 1000 * statistics.median(answer.per_token for answer in answers))
                     series.add("http_cpu_per_token", "ms", 1000 * http_cpu / tokens)
@@ -174,7 +211,7 @@ def setting(streams: int) -> str:
 def measure_peer(options: argparse.Namespace, model: Path, dtype: str) -> list[Row]:
     """Rows of transformers, from a process of its own."""
     command = [sys.executable, "-m", "bench.transformers_peer", str(model), "--dtype", dtype]
-    command += ["--threads", str(options.threads), "--runs", str(options.runs)]
+    command += ["--threads", str(options.threads), "--runs", str(options.runs), "--seconds", str(options.seconds)]
     command += ["--streams", ",".join(map(str, options.streams))]
     output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     return [Row(**row) for row in json.loads(output.splitlines()[-1])]
@@ -194,13 +231,14 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=DEFAULT_MODEL, help="a GGUF file or its folder (%(default)s)")
     parser.add_argument("--streams", type=lambda t: [int(n) for n in t.split(",")], default=[1, 8, 32])
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=100, help="of runs, for each system (%(default)s)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precision", default="auto", help="of the bundled engine (%(default)s)")
     parser.add_argument("--without-peers", action="store_true", help="leave transformers out")
     options = parser.parse_args()
     model = _model_file(options.model)
     arguments = ["--threads", str(options.threads), "--precision", options.precision, "--max-model-len", "1024"]
-    rows = asyncio.run(measure_engine(model, arguments, options.streams, options.runs))
+    rows = asyncio.run(measure_engine(model, arguments, options.streams, options.runs, options.seconds))
     if not options.without_peers:
         for dtype in ("bfloat16", "float32"):
             rows += measure_peer(options, model, dtype)

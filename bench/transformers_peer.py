@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import transformers
 
-from bench.engine import ANSWER_TOKENS, PROMPT_TOKENS, VOCABULARY, Series, setting
+from bench.engine import ANSWER_TOKENS, PROMPT_TOKENS, VOCABULARY, WARM_UP_TOKENS, Budget, Series, setting
 from bench.report import Row
 from engine.loader.families import GgufTensors
 from engine.loader.gguf import GgufFile
@@ -67,29 +67,36 @@ def load(path: Path, dtype: torch.dtype) -> Any:
     return model.to(dtype).eval()
 
 
-def measure(path: Path, dtype: str, streams: Sequence[int], runs: int) -> list[Row]:
+def measure(path: Path, dtype: str, streams: Sequence[int], runs: int, seconds: float) -> list[Row]:
     """Tokens per second of a batch of each size, greedy, prompt included in the time as for the engine."""
     model = load(path, getattr(torch, dtype))
+    system, budget = f"transformers {dtype}", Budget(seconds)
     rows: list[Row] = []
     for count in streams:
-        series = Series(f"transformers {dtype}", setting(count))
-        for run in range(runs + 1):
-            inputs = torch.randint(VOCABULARY.start, VOCABULARY.stop, (count, PROMPT_TOKENS))
+        series = Series(system, setting(count))
+        for run in budget.runs(system, count, runs):
+            if run == 0:
+                _generate(model, count, WARM_UP_TOKENS)
             start, cpu = time.perf_counter(), time.process_time()
-            model.generate(
-                inputs,
-                attention_mask=torch.ones_like(inputs),
-                max_new_tokens=ANSWER_TOKENS,
-                min_new_tokens=ANSWER_TOKENS,
-                do_sample=False,
-                pad_token_id=0,
-            )
-            if run:  # the first one warms up
-                tokens = count * ANSWER_TOKENS
-                series.add("tokens_per_second", "1/s", tokens / (time.perf_counter() - start))
-                series.add("core_cpu_per_token", "ms", 1000 * (time.process_time() - cpu) / tokens)
+            _generate(model, count, ANSWER_TOKENS)
+            tokens = count * ANSWER_TOKENS
+            series.add("tokens_per_second", "1/s", tokens / (time.perf_counter() - start))
+            series.add("core_cpu_per_token", "ms", 1000 * (time.process_time() - cpu) / tokens)
         rows += series.rows()
     return rows
+
+
+def _generate(model: Any, count: int, length: int) -> None:
+    """`length` greedy tokens after each of `count` random prompts, all in one batch."""
+    inputs = torch.randint(VOCABULARY.start, VOCABULARY.stop, (count, PROMPT_TOKENS))
+    model.generate(
+        inputs,
+        attention_mask=torch.ones_like(inputs),
+        max_new_tokens=length,
+        min_new_tokens=length,
+        do_sample=False,
+        pad_token_id=0,
+    )
 
 
 def main() -> None:
@@ -99,10 +106,11 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), required=True)
     parser.add_argument("--streams", type=lambda text: [int(n) for n in text.split(",")], required=True)
     parser.add_argument("--runs", type=int, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--threads", type=int, required=True)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    rows = measure(options.model, options.dtype, options.streams, options.runs)
+    rows = measure(options.model, options.dtype, options.streams, options.runs, options.seconds)
     print(json.dumps([asdict(row) for row in rows]))
 
 
