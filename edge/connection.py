@@ -10,14 +10,17 @@ request: the server sweeps over its connections once a second.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any, cast
+from urllib.parse import unquote
 
 import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from edge.cycle import Cycle
 from edge.limits import (
     LINGER_S,
     MAX_FRAMING_BYTES,
@@ -168,7 +171,7 @@ class Connection(HttpToolsProtocol):
             if self.parser.get_method() == b"CONNECT":
                 raise malformed("This server is not a proxy.")
             return  # to `_stay_with_http`
-        super().on_headers_complete()
+        self._begin(version)
         self._stage = _BODY
         self._body_since = None
         self._body_bytes = self._content_bytes = 0
@@ -176,6 +179,36 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
         if not self.pipeline:
             self._running = self.cycle
+
+    def _begin(self, version: str) -> None:
+        """Start the application on this request, or let it wait for the one before."""
+        scope = cast(dict[str, Any], self.scope)
+        url = httptools.parse_url(self.url)
+        path = url.path.decode("ascii")
+        scope["method"] = self.parser.get_method().decode("ascii")
+        scope["http_version"] = version
+        scope["path"] = unquote(path) if "%" in path else path
+        scope["raw_path"] = url.path
+        scope["query_string"] = url.query or b""
+        before = self.cycle
+        self.cycle = Cycle(
+            scope=self.scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,
+            default_headers=self.state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
+            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
+        if before is None or before.response_complete:
+            self._start_asgi_task(self.cycle, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
 
     def on_body(self, body: bytes) -> None:
         self._content_bytes += len(body)
