@@ -21,7 +21,7 @@ local LATE_SETTLE_S = 86400
 local SCOPE_TTL_S = 40 * 86400
 local MONTH_TTL_S = 70 * 86400
 -- More than this in one call would hold up everybody else; the next call goes on.
-local MOST_EXPIRED = 500
+local MOST_EXPIRED = 200
 local REFRESH_SOON_S, REFRESH_AT_MOST_S = 1, 3600
 
 local function clock()
@@ -324,15 +324,17 @@ function operations.leave(a)
   return answer('left', 0)
 end
 
--- owners: ids of their holds that are not settled, expired ones too.
+-- owners, first, count: ids of their holds that are not settled, expired ones too, among `count` holds from `first` on;
+-- and how many holds there were.
 function operations.owned(a)
   local wanted, ids = {}, {}
   for _, owner in ipairs(a.owners) do wanted[owner] = true end
-  for _, id in ipairs(redis.call('ZRANGE', EXPIRY, 0, -1)) do
+  local page = redis.call('ZRANGE', EXPIRY, a.first, a.first + a.count - 1)
+  for _, id in ipairs(page) do
     local hold = hold_of(id)
     if hold and wanted[hold.owner] then ids[#ids + 1] = id end
   end
-  return answer('owned', 0, ids)
+  return answer('owned', 0, ids, #page)
 end
 
 return operations[OPERATION](arguments)

@@ -31,7 +31,7 @@ from gateway.access.counting import (
     standing,
 )
 from gateway.access.limits import Admission, Grant, LimitExceeded, Refused, Scope, Standing
-from gateway.access.redis_channel import Channel, RedisDown
+from gateway.access.redis_channel import Channel, RedisDown, look_at
 
 SCRIPT: Final = (Path(__file__).parent / "counters.lua").read_text()
 # One hash tag: the scopes of a request lie in one slot, so that one script can change them together.
@@ -40,6 +40,8 @@ ALIVE_S: Final = 5.0
 _SEED_TRIES: Final = 5
 # Longer than this no request waits for the database; the reading itself goes on.
 _SEED_WAIT_S: Final = 2.0
+# Holds looked through in one call: few enough to be answered in time.
+_PAGE: Final = 500
 
 # Gives ids of requests. Awaited by the ledger within its reading: rows that this reading sees are of requests that
 # were admitted before, so that their ids are among those.
@@ -146,8 +148,15 @@ class RedisLimiter:
 
     async def owned(self, others: Collection[str] = ()) -> list[str]:
         """Ids of the holds of this owner, and of some others, that are not settled; expired ones too."""
-        answer = await self._call("owned", {"owners": [self.owner, *others]})
-        return list(answer[2])
+        found: list[str] = []
+        first = 0
+        while True:
+            page = {"owners": [self.owner, *others], "first": first, "count": _PAGE}
+            _, _, ids, seen = await self._call("owned", page)
+            found += ids
+            first += seen
+            if seen < _PAGE:
+                return found
 
     async def read_ledger(self, *, start_over: bool = False) -> None:
         """Read again what was spent before the cut: rows of requests that ran then have arrived since.
@@ -185,6 +194,7 @@ class RedisLimiter:
                 return answer
             if self._seeding is None or self._seeding.done():
                 self._seeding = asyncio.create_task(self.read_ledger(), name="seed-budgets")
+                self._seeding.add_done_callback(look_at)
             # Everybody waits for the same reading; one that gives up must not end it for the others.
             done, _ = await asyncio.wait({self._seeding}, timeout=_SEED_WAIT_S)
             if not done:

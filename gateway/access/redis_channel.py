@@ -81,6 +81,7 @@ class Channel:
             if self._node is not None:
                 connection.host, connection.port = self._node
             opening = asyncio.create_task(self._open(connection))
+            opening.add_done_callback(look_at)
             try:
                 # Not cancelled and waited for: the client's code has been seen to go on after a cancellation.
                 done, _ = await asyncio.wait({opening}, timeout=CONNECT_TIMEOUT_S)
@@ -215,6 +216,12 @@ def _deadline(seconds: float, late: Callable[[], None]) -> Iterator[None]:
     finally:
         for timer in timers:
             timer.cancel()
+
+
+def look_at(task: asyncio.Task[Any]) -> None:
+    """For a task whose end may come when nobody waits any more: then its failure is of no interest."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def _send(connection: AbstractConnection, *command: str) -> Any:
