@@ -38,7 +38,9 @@ class Meter:
         if self.upstream_model is None:
             self.upstream_model = chunk.model
         for choice in chunk.choices:
-            size = _content_bytes(choice.delta) + _size(choice.text)
+            size = _content_bytes(choice.delta)
+            if choice.text:
+                size += _size(choice.text)
             # A tool call that begins has a name and no arguments yet: generated all the same.
             if size or choice.delta.tool_calls:
                 self.content_events += 1
@@ -51,7 +53,7 @@ class Meter:
         self.usage = answer.usage
         self.upstream_model = answer.model
         for choice in answer.choices:
-            self.bytes += _content_bytes(choice.message) + _size(choice.text)
+            self.bytes += _content_bytes(choice.message) + _size(choice.text or "")
             if choice.finish_reason:
                 self.finish_reasons[choice.index] = choice.finish_reason
 
@@ -65,17 +67,18 @@ class Meter:
 
 
 def _content_bytes(said: Delta | AnswerMessage) -> int:
-    """Bytes in UTF-8 of everything in here that a model has written."""
-    size = _size(said.content)
-    if said.reasoning_content or said.refusal:
-        size += _size(said.reasoning_content) + _size(said.refusal)
-    for call in said.tool_calls or ():
-        if call.function is not None:
-            size += _size(call.function.name) + _size(call.function.arguments)
+    """Bytes in UTF-8 of everything in here that a model has written. Most events have nothing but `content`."""
+    size = _size(said.content) if said.content else 0
+    if said.reasoning_content:
+        size += _size(said.reasoning_content)
+    if said.refusal:
+        size += _size(said.refusal)
+    if said.tool_calls:
+        for call in said.tool_calls:
+            if call.function is not None:
+                size += _size(call.function.name or "") + _size(call.function.arguments or "")
     return size
 
 
-def _size(text: str | None) -> int:
-    if not text:
-        return 0
+def _size(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
