@@ -8,7 +8,7 @@ with nothing refused. Every run shuffles the stream with another seed. Labels ar
     clinc150         stream of utterances of 150 intents
     cannot_negation  pairs of opposites: every hit is wrong
     pawsx_zh         Chinese pairs of like words, half of them of different meaning
-    banking77/typed  questions and the same as typed in haste: no capitals, no mark at the end; every miss is a loss
+    .../typed        questions and the same as typed in haste: no capitals, no mark at the end; every miss is a loss
 
     TIERLINE_DATA=FOLDER python -m bench.cache [--runs 3] [--requests 300]
 """
@@ -42,6 +42,7 @@ from cache.key import CacheKey, build_key
 
 THRESHOLDS = (0.90, 0.95, 0.97)
 PEER = "cosine alone"
+ASKING = ("what ", "how ", "when ", "where ", "who ", "why ", "which ", "can ", "do ", "does ", "is ", "are ")
 
 
 class Remembering:
@@ -80,12 +81,17 @@ def pair_sets(data: Path) -> Iterator[tuple[str, list[Pair]]]:
     yield "pawsx_zh", [Pair(r["sentence1"], r["sentence2"], r["label"] == "1") for r in rows]
 
 
-def typed_in_haste(data: Path, count: int = 2000) -> list[Pair]:
-    """Questions of Banking77 that end in a mark, beside themselves without it and without capitals."""
-    _, stream = next(streams(data))
-    texts = [asked.text.strip() for asked in stream if asked.text.strip().endswith(("?", "."))]
-    sample = random.Random(0).sample(texts, count)
-    return [Pair(text.lower().rstrip("?. "), text, True) for text in sample]
+def typed_in_haste(data: Path, count: int = 2000) -> Iterator[tuple[str, list[Pair]]]:
+    """Questions as typed in haste, beside themselves with a capital and a mark. Those of Clinc150 are short."""
+    (_, banking), (_, clinc) = streams(data)
+    careful = [asked.text.strip() for asked in banking if asked.text.strip().endswith(("?", "."))]
+    hasty = [asked.text for asked in clinc if asked.text.startswith(ASKING)]
+    for name, texts in (
+        ("banking77/typed", careful),
+        ("clinc150/typed", [text[0].upper() + text[1:] + "?" for text in hasty]),
+    ):
+        sample = random.Random(0).sample(texts, count)
+        yield name, [Pair(text.lower().rstrip("?. "), text, True) for text in sample]
 
 
 def _tsv(path: Path) -> list[dict[str, str]]:
@@ -141,20 +147,14 @@ def measure_pairs(data: Path, embedder: Remembering) -> Iterator[Row]:
 
 
 def measure_typed(data: Path, embedder: Remembering) -> Iterator[Row]:
-    pairs = typed_in_haste(data)
-    cosines = np.einsum(
-        "ij,ij->i", embedder.embed([pair.text_a for pair in pairs]), embedder.embed([pair.text_b for pair in pairs])
-    )
-    for threshold in THRESHOLDS:
-        setting = f"banking77/typed threshold={threshold:.2f}"
-        yield Row.of(
-            "recall",
-            "tierline",
-            setting,
-            "share",
-            [evaluate_pairs(pairs, embedder, threshold=threshold).summary.recall or 0],
-        )
-        yield Row.of("recall", PEER, setting, "share", [float((cosines >= threshold).mean())])
+    for name, pairs in typed_in_haste(data):
+        first, second = (embedder.embed([getattr(pair, side) for pair in pairs]) for side in ("text_a", "text_b"))
+        cosines = np.einsum("ij,ij->i", first, second)
+        for threshold in THRESHOLDS:
+            setting = f"{name} threshold={threshold:.2f}"
+            found = evaluate_pairs(pairs, embedder, threshold=threshold).summary
+            yield Row.of("recall", "tierline", setting, "share", [found.recall or 0.0])
+            yield Row.of("recall", PEER, setting, "share", [float((cosines >= threshold).mean())])
 
 
 async def measure_process(socket: Path, runs: int, requests: int) -> list[Row]:
