@@ -161,6 +161,13 @@ class Pool:
         """Whether a request could go at once to a replica that is not among `tried`."""
         return not self._queue.size and any(replica not in tried for replica in self._ready(time.monotonic()))
 
+    def rest_s(self) -> float | None:
+        """Seconds until the first Retry-After is over, if it keeps all replicas that are not out of rotation anyway."""
+        now = time.monotonic()
+        if any(replica.breaker.state(now) in ("healthy", "trial") for replica in self.replicas):
+            return None
+        return self._first_rest_s(now)
+
     def acquire(self, tried: Collection[Replica] = ()) -> Replica | None:
         """Take a replica, one not yet `tried` if possible; None if all are busy or others are waiting already.
 
@@ -308,20 +315,13 @@ class Pool:
         idle = [replica for _, replica in states if not replica.outstanding]
         return min(idle, key=lambda replica: replica.breaker.cooled_until) if idle else None
 
-    def rest_s(self) -> float | None:
-        """Seconds until the first Retry-After is over, if it keeps all replicas that are not out of rotation anyway."""
-        now = time.monotonic()
-        rests = []
-        for replica in self.replicas:
-            state = replica.breaker.state(now)
-            if state in ("healthy", "trial"):
-                return None
-            if state == "limited":
-                rests.append(replica.breaker.limited_until - now)
+    def _first_rest_s(self, now: float) -> float | None:
+        """Seconds until the first replica that rests is back; None if none rests."""
+        rests = [r.breaker.limited_until - now for r in self.replicas if r.breaker.state(now) == "limited"]
         return min(rests, default=None)
 
     def _serve(self) -> None:
-        """Hand free replicas to those who wait; if all rest, look again when the first rest is over."""
+        """Hand free replicas to those who wait; look again when the next rest is over, for which there is no event."""
         while self._queue.size and (replica := self._take(())) is not None:
             place = self._queue.pop()
             if place is None:  # all of them had just left
@@ -329,7 +329,7 @@ class Pool:
                 return
             place.set_result(replica)
         if self._queue.size and self._wake is None:
-            rest_s = self.rest_s()
+            rest_s = self._first_rest_s(time.monotonic())
             if rest_s is not None:
                 self._wake = asyncio.get_running_loop().call_later(rest_s + 0.001, self._rested)
 

@@ -152,6 +152,18 @@ async def test_the_end_of_a_rest_serves_those_who_wait(pool):
     pool.release(replica)
 
 
+async def test_the_end_of_a_rest_serves_those_who_wait_for_busy_replicas(pool):
+    began = time.monotonic()
+    resting, busy = pool.replicas
+    pool.failed(resting, AttemptFailed("rate_limited", "slow down", retry_after=0.1))
+    assert pool.acquire() is busy
+    assert pool.acquire() is None
+    assert await pool.wait("a", 5) is resting
+    assert time.monotonic() - began >= 0.1
+    for replica in pool.replicas:
+        pool.release(replica)
+
+
 async def test_a_rest_that_outlasts_patience_is_not_waited_for(pool):
     for replica in pool.replicas:
         pool.failed(replica, AttemptFailed("rate_limited", "slow down", retry_after=30))
