@@ -1,7 +1,4 @@
-"""Budgets and token limits through a whole gateway: what is held, how it grows, and by how much a limit is passed.
-
-The upstream here writes one token per event and reports exactly what it wrote, so that the money adds up.
-"""
+"""Budgets and token limits through a whole gateway: what is held, how it grows, and by how much a limit is passed."""
 
 from __future__ import annotations
 
@@ -14,50 +11,24 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import httpx
-import msgspec
-import openai
 import pytest
 import pytest_asyncio
 
 from bench.mock_upstream import MockUpstream
-from bench.mock_wire import OpenAIWire, Record, http_answer, sse
-from gateway.access.counters_memory import MemoryLimiter
-from gateway.access.input_bound import input_bound
+from tests.gateway.exact_upstream import (
+    HELD_INPUT,
+    INPUT,
+    MESSAGES,
+    OUTPUT,
+    SLACK,
+    ExactWire,
+    key,
+    key_id,
+    settled_and_held,
+    stop_the_clock,
+)
 from tests.gateway.front_door import POLICY, PRICE, FrontDoor, configuration, front_door
 from tests.gateway.test_front_door import events, eventually
-
-MESSAGES = [{"role": "user", "content": "Hello there"}]
-INPUT, OUTPUT = 1000, 2000  # nano-dollars per token, as in PRICE
-PROMPT_TOKENS = 40
-HELD_INPUT = input_bound({"messages": MESSAGES})
-SLACK = 4  # nano-dollars that a hold adds for rounding
-
-
-class ExactWire(OpenAIWire):
-    """One token per event; plain answers as long as allowed, up to 100 tokens; usage as it was."""
-
-    def answer(self, record: Record) -> bytes:
-        asked = msgspec.json.decode(record.body)
-        tokens = min(100, asked.get("max_tokens", 100))
-        message = {"role": "assistant", "content": "tok " * tokens}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        return http_answer(200, _json(object="chat.completion", choices=[choice], usage=_usage(tokens)))
-
-    def text(self, record: Record, pad: bytes) -> bytes:
-        return sse(_json(choices=[{"index": 0, "delta": {"content": "tok "}, "finish_reason": None}]))
-
-    def finish(self, record: Record) -> bytes:
-        finish = _json(choices=[{"index": 0, "delta": {}, "finish_reason": "stop"}])
-        return sse(finish) + sse(_json(choices=[], usage=_usage(record.events - 1))) + sse(b"[DONE]")
-
-
-def _json(**fields: Any) -> bytes:
-    return msgspec.json.encode({"id": "chatcmpl-1", "created": 1_700_000_000, "model": "mock", **fields})
-
-
-def _usage(output: int) -> dict[str, int]:
-    return {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": output, "total_tokens": PROMPT_TOKENS + output}
 
 
 @pytest_asyncio.fixture
@@ -74,31 +45,6 @@ async def door(tmp_path: Path, upstream: MockUpstream) -> AsyncIterator[FrontDoo
     document["backends"]["up"] |= {"max_outstanding": 2000, "timeouts": {"connect_s": 60, "total_s": 300}}
     async with front_door(tmp_path, document) as running:
         yield running
-
-
-def key_id(door: FrontDoor, token: str) -> str:
-    return door.services.keys.authenticate(token).key_id
-
-
-async def key(door: FrontDoor, **options: Any) -> str:
-    """A new key that the gateway knows already."""
-    token = await door.key(**options)
-    await door.services.keys.refresh()
-    return token
-
-
-def stop_the_clock(door: FrontDoor) -> None:
-    """Buckets refill no more, so that what they hold does not depend on how busy the machine is."""
-    limiter = door.services.limiter
-    assert isinstance(limiter, MemoryLimiter)
-    now = limiter._clock()
-    limiter._clock = lambda: now
-
-
-async def settled_and_held(door: FrontDoor, token: str) -> tuple[int, int]:
-    limiter = door.services.limiter
-    assert isinstance(limiter, MemoryLimiter)
-    return await limiter.balance(f"key:{key_id(door, token)}")
 
 
 # -- what is held ------------------------------------------------------------------------------------------------------
@@ -231,68 +177,6 @@ async def test_what_failed_attempts_cost_is_held_too(tmp_path: Path, upstream: M
         await asyncio.gather(first, return_exceptions=True)
 
 
-# -- what every answer says of the limits ------------------------------------------------------------------------------
-
-LIMITS = {"requests_per_minute": 4, "tokens_per_minute": 10_000, "parallel": 3}
-NAMES = {
-    f"x-ratelimit-{what}-{unit}" for unit in ("requests", "tokens") for what in ("limit", "remaining", "reset")
-} | {
-    "x-ratelimit-limit-parallel",
-    "x-ratelimit-remaining-parallel",
-}
-
-
-def said(response: httpx.Response) -> tuple[int, ...]:
-    assert {name for name in response.headers if name.startswith("x-ratelimit-")} == NAMES
-    return tuple(int(response.headers[f"x-ratelimit-remaining-{unit}"]) for unit in ("requests", "parallel"))
-
-
-async def test_limits_are_said_on_every_answer_and_true_after_it(door: FrontDoor, upstream: MockUpstream) -> None:
-    stop_the_clock(door)
-    token = await key(door, **LIMITS)
-    first = await door.chat(token=token, messages=MESSAGES, max_tokens=10)
-    assert said(first) == (3, 3)
-    # Not what was set aside for it, but what it has used.
-    assert int(first.headers["x-ratelimit-remaining-tokens"]) == 10_000 - PROMPT_TOKENS - 10
-    upstream.override = "status,status=400"
-    assert said(await door.chat(token=token, messages=MESSAGES)) == (2, 3)
-    upstream.override = None
-    assert said(await door.chat(token=token, messages=MESSAGES, stream=True)) == (1, 2)  # itself runs
-    assert said(await door.chat(token=token, messages=MESSAGES)) == (0, 3)
-    refused = await door.chat(token=token, messages=MESSAGES)
-    assert (refused.status_code, said(refused)) == (429, (0, 3))
-    assert refused.headers["x-ratelimit-limit-requests"] == "4"
-    assert float(refused.headers["x-ratelimit-reset-requests"].removesuffix("s")) > 30
-
-
-async def test_a_parallel_limit_is_free_again_with_the_answer(door: FrontDoor) -> None:
-    """Not a moment later: the next request is on its way when the last byte of this one has arrived."""
-    token = await key(door, parallel=1)
-    for number in range(40):
-        response = await door.chat(token=token, messages=MESSAGES, stream=bool(number % 2))
-        assert response.status_code == 200
-
-
-async def test_a_refusal_names_whose_limit_it_is(tmp_path: Path, upstream: MockUpstream) -> None:
-    policy = POLICY + "limits: {requests_per_minute: 2}\n"
-    async with front_door(tmp_path, configuration({"up": upstream}), policy=policy) as door:
-        stop_the_clock(door)
-        mine = await key(door, name="ci-bot", requests_per_minute=1)
-        prefix = door.services.keys.authenticate(mine).key_prefix
-        await door.chat(token=mine)
-        error = (await door.chat(token=mine)).json()["error"]
-        assert error["message"].startswith(
-            f"Your key 'ci-bot' ({prefix}…) allows 1 request per minute; there is room for"
-        )
-        free = await key(door, name="free")
-        for _ in range(2):
-            await door.chat(token=free)
-        error = (await door.chat(token=free)).json()["error"]
-        assert error["message"].startswith(
-            "For each key, the policy 'default' allows 2 requests per minute; there is room"
-        )
-
-
 # -- a thousand at once ------------------------------------------------------------------------------------------------
 
 
@@ -358,53 +242,3 @@ async def test_a_thousand_at_once_keep_a_token_limit(door: FrontDoor, upstream: 
     assert used <= limit * (1 + took / 60) + beyond
     assert beyond > 0
     assert used > limit / 4
-
-
-# -- only what is cached -----------------------------------------------------------------------------------------------
-
-
-async def test_only_if_cached_costs_nothing_and_fails_nothing(
-    door: FrontDoor, upstream: MockUpstream, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    spent = await key(door, budget_nanousd=1)
-    assert (await door.chat(token=spent)).status_code == 429
-    caplog.clear()
-    response = await door.chat(token=spent, headers={"x-tierline-cache": "only-if-cached"})
-    error = response.json()["error"]
-    assert (response.status_code, error["code"], error["type"]) == (504, "not_in_cache", "not_in_cache")
-    assert response.headers["x-should-retry"] == "false"
-    assert upstream.requests == 0
-    assert await settled_and_held(door, spent) == (0, 0)
-    finished = [record for record in caplog.records if record.getMessage() == "request finished"]
-    assert [(record.levelname, record.fields["outcome"]) for record in finished] == [("INFO", "not_cached")]  # type: ignore[attr-defined]
-    metrics = (await door.client.get("/metrics")).text
-    assert 'tierline_requests_total{outcome="not_cached",route="chat.completions",status="504"} 1.0' in metrics
-
-
-async def test_only_if_cached_counts_as_a_request(door: FrontDoor) -> None:
-    stop_the_clock(door)
-    token = await key(door, requests_per_minute=1, tokens_per_minute=1)
-    headers = {"x-tierline-cache": "only-if-cached"}
-    assert (await door.chat(token=token, headers=headers)).status_code == 504
-    assert (await door.chat(token=token, headers=headers)).status_code == 429
-
-
-async def test_the_sdk_does_not_try_again_in_vain(door: FrontDoor) -> None:
-    """Neither when the month is spent nor when an answer is not cached; its own rule would be twice more."""
-    token = await key(door, budget_nanousd=1)
-    async with openai.AsyncOpenAI(base_url=f"{door.url}/v1", api_key=token) as client:
-        with pytest.raises(openai.RateLimitError) as refused:
-            await client.chat.completions.create(model="mock", messages=[{"role": "user", "content": "Hi"}])
-        with pytest.raises(openai.InternalServerError) as missing:
-            await client.chat.completions.create(
-                model="mock",
-                messages=[{"role": "user", "content": "Hi"}],
-                extra_headers={"x-tierline-cache": "only-if-cached"},
-            )
-    assert refused.value.code == "budget_exhausted"
-    assert int(refused.value.response.headers["retry-after"]) > 60
-    assert missing.value.code == "not_in_cache"
-    metrics = (await door.client.get("/metrics")).text
-    assert 'tierline_requests_total{outcome="refused",route="chat.completions",status="429"} 1.0' in metrics
-    assert 'tierline_requests_total{outcome="not_cached",route="chat.completions",status="504"} 1.0' in metrics
