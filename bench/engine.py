@@ -4,9 +4,10 @@
 
 Every stream sends its own random prompt of 128 token ids and reads 128 tokens (`ignore_eos`), so no prefix is shared
 and no answer ends early. The load generator runs beside the server on the same machine. transformers generates the same
-batch without HTTP, with weights dequantised from the same file, each data type in a process of its own. The figures
-of CPU time per token hold on a busy machine, too; the others want a quiet one. Each system is measured for `--seconds`
-at most: on a slow machine there are fewer runs, and what would not be done in time is left out, and said to be.
+batch without HTTP, with weights dequantised from the same file, each data type in a process of its own (bfloat16 where
+the processor multiplies it). The figures of CPU time per token hold on a busy machine, too; the others want a quiet
+one. Each system is measured for `--seconds` at most: on a slow machine there are fewer runs, and what would not be done
+in time is left out, and said to be.
 """
 
 from __future__ import annotations
