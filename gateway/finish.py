@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gateway.accounting import Accounting
 from gateway.ledger.rows import Outcome
 from gateway.life import Life
-from gateway.logs import log
+from gateway.logs import enabled, log
 from gateway.tracing import Finished
 
 if TYPE_CHECKING:
@@ -76,9 +76,12 @@ def _finished(life: Life, error: str | None) -> Finished:
 
 
 def _log(life: Life, outcome: Outcome, error: str | None) -> None:
+    level = logging.INFO if life.status < 500 or outcome == "not_cached" else logging.WARNING
+    if not enabled(level):
+        return
     row, decision = life.served, life.decision
     log(
-        logging.INFO if life.status < 500 or outcome == "not_cached" else logging.WARNING,
+        level,
         "request finished",
         request_id=life.request_id,
         status=life.status,

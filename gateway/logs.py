@@ -52,8 +52,13 @@ def setup(settings: LogSettings) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(settings.level.upper())
-    for noisy in ("uvicorn.access", "aiosqlite", "watchfiles"):
+    for noisy in ("uvicorn.access", "aiosqlite", "watchfiles", "alembic"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def enabled(level: int) -> bool:
+    """Whether a line of this level would be written: worth asking where its fields cost something."""
+    return logger.isEnabledFor(level)
 
 
 def log(level: int, event: str, **fields: Any) -> None:

@@ -1,13 +1,12 @@
 """The server secret and API tokens: made here, hashed here, shown never.
 
-A token is `tl-` and 256 random bits in base 62. The database holds its HMAC-SHA256 under the server secret, so a
+A token is `tl-` and 256 random bits in base 62. The database holds its BLAKE2b digest, keyed by the server secret: a
 stolen database authenticates nobody and cannot be searched for tokens without the secret.
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import logging
 import os
 import secrets
@@ -30,21 +29,21 @@ class InvalidSecret(ValueError):
 
 
 class ServerSecret:
-    """The key of the HMAC. It prints as stars and has no way to be read back."""
+    """The key of the digests. It prints as stars and has no way to be read back."""
 
     __slots__ = ("_key",)
 
     def __init__(self, key: bytes) -> None:
         if len(key) < 32:
             raise InvalidSecret("the server secret needs at least 32 bytes")
-        self._key = key
+        self._key = key if len(key) <= hashlib.blake2b.MAX_KEY_SIZE else hashlib.blake2b(key).digest()
 
     def __repr__(self) -> str:
         return "ServerSecret(***)"
 
     def digest(self, token: str) -> str:
-        """HMAC-SHA256 of a token, hexadecimal."""
-        return hmac.digest(self._key, token.encode("utf-8", "surrogatepass"), hashlib.sha256).hex()
+        """Keyed BLAKE2b (RFC 7693) of a token, 256 bits, hexadecimal: does what HMAC does, four times as fast."""
+        return hashlib.blake2b(token.encode("utf-8", "surrogatepass"), key=self._key, digest_size=32).hexdigest()
 
 
 def load_secret(path: Path) -> ServerSecret:

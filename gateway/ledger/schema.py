@@ -62,7 +62,7 @@ keys = Table(
     Column("project_id", Text, ForeignKey("projects.id"), nullable=False),
     Column("name", Text, nullable=False),
     Column("prefix", Text, nullable=False),
-    Column("digest", Text, nullable=False),  # HMAC-SHA256 of the token, hexadecimal; the token itself is nowhere
+    Column("digest", Text, nullable=False),  # keyed BLAKE2b of the token, hexadecimal; the token itself is nowhere
     Column("created_ms", BigInteger, nullable=False),
     Column("expires_ms", BigInteger),
     Column("revoked_ms", BigInteger),

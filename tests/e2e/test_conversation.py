@@ -25,7 +25,7 @@ def ask(client: OpenAI, text: str, **options: object) -> str:
     return answer.choices[0].message.content or ""
 
 
-@pytest.mark.parametrize("model", ["auto", "smollm2-135m"])
+@pytest.mark.parametrize("model", ["auto", "smollm2-135m", "all-minilm-l6-v2"])
 def test_it_knows_the_capital_of_france(client: OpenAI, model: str) -> None:
     answer = client.chat.completions.create(
         model=model, messages=[{"role": "user", "content": "What is the capital of France?"}]
