@@ -73,6 +73,7 @@ class House:
 
     def __init__(self, url: str, prefix: str = "{house}", timeout_s: float = 30.0) -> None:
         self.books = Books()
+        self.cuts: list[str] = []  # that were proposed
         self._url, self._prefix, self._timeout_s = url, prefix, timeout_s
         self._stack = AsyncExitStack()
 
@@ -85,7 +86,11 @@ class House:
     def redis(self, owner: str = "one") -> RedisLimiter:
         channel = new_channel(self._url, self._prefix, self._timeout_s)
         self._stack.push_async_callback(channel.aclose)
-        return RedisLimiter(channel, owner=owner, spent=self.books.sums, new_cut=_request_id_of_now)
+        return RedisLimiter(channel, owner=owner, spent=self.books.sums, new_cut=self._new_cut)
+
+    def _new_cut(self) -> str:
+        self.cuts.append(_request_id_of_now())
+        return self.cuts[-1]
 
     async def gateway(
         self, owner: str = "one", processes: int = 1, when_down: WhenRedisIsDown = WhenRedisIsDown()
@@ -259,10 +264,13 @@ async def test_several_processes_start_budgets_from_the_ledger_once(server: Redi
         # All at once, and with ids from before the sums are read: each counts once, here.
         await asyncio.gather(*(spend(house, limiter, 3) for limiter in limiters for _ in range(25)))
         assert await house.balance() == (5000 + 100 * 3, 0)
-        # Their rows are in the ledger by now; reading it again must not count them twice.
+        # So does each that comes after the cut.
+        await until(lambda: f"req-{new_id()}" > max(house.cuts), "the cut to lie in the past")
+        await asyncio.gather(*(spend(house, limiter, 2) for limiter in limiters for _ in range(5)))
+        # All rows are in the ledger by now; reading it again must not count them twice.
         for limiter in limiters:
             await limiter.read_ledger()
-        assert await house.balance() == (5000 + 100 * 3, 0) == (house.books.total(), 0)
+        assert await house.balance() == (5000 + 100 * 3 + 20 * 2, 0) == (house.books.total(), 0)
 
 
 async def test_a_request_is_refused_by_what_the_ledger_has(server: RedisServer) -> None:
@@ -296,15 +304,19 @@ async def test_redis_may_forget_everything(server: RedisServer) -> None:
         assert house.books.total() == 20 + 30 + 7 + 120
 
 
-@pytest.mark.parametrize("kept", [True, False], ids=["append-only file", "nothing on disk"])
-async def test_redis_may_be_killed_and_start_again(redis_binary: str, kept: bool) -> None:
+@pytest.mark.parametrize("disk", ["all of it", "an older state", "nothing"])
+async def test_redis_may_be_killed_and_start_again(redis_binary: str, disk: str) -> None:
     """With what it had on disk, which may be less than it had acknowledged, or with nothing."""
-    options = ["--appendonly", "yes", "--appendfsync", "no"] if kept else []
+    options = ["--appendonly", "yes", "--appendfsync", "no"] if disk == "all of it" else []
     server = RedisServer(redis_binary, *options).start()
     async with House(server.url) as house:
         limiter = await house.gateway(processes=1)
-        for _ in range(10):
+        await until(lambda: f"req-{new_id()}" > max(house.cuts), "the cut to lie in the past")
+        for number in range(10):
             await spend(house, limiter, 10)
+            if disk == "an older state" and number == 4:
+                with redis.Redis(unix_socket_path=str(server.socket)) as client:
+                    client.save()
         across, within = request(100), request(100)
         await limiter.admit(across)
         await limiter.admit(within)
@@ -376,13 +388,14 @@ async def test_a_silent_redis_holds_up_nobody_and_each_process_keeps_to_its_shar
         assert await admitted(limiters[2], 300_000, 1) == (0, {"budget"})
         assert await admitted(limiters[2], 150_000, 2) == (1, {"budget"})
         assert all(limiter.degraded for limiter in limiters[:3])
+        await spend(house, limiters[3], 33)  # all of it while Redis is away
         assert await limiters[0].touch(first.hold_id, 900, 10, 5)
         assert await limiters[0].settle(first.hold_id, 10, 5) is not None
         house.books.rows[first.hold_id] = 5
         server.resume()
         await until(lambda: not any(limiter.degraded for limiter in limiters), "Redis to be used again")
-        # All that was taken meanwhile counts now: 4 holds, and the request that ended.
-        await house.expect(200_005, 1 + 2 + 150_000)
+        # All that was taken meanwhile counts now: 4 holds, and the two requests that ended.
+        await house.expect(200_038, 1 + 2 + 150_000)
         assert await admitted(limiters[3], 1, 6) == (4, {"parallel"})
 
 
