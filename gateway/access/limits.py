@@ -1,8 +1,8 @@
 """Admission: what a request must pass before it runs, and what is settled after it. One call each.
 
 A request is admitted against several scopes at once (its key, its policy, …): all of them, or none. What it may use
-is set aside as a hold; `settle` replaces the hold by what was used. The in-process implementation is
-`counters_memory.py`; a shared one implements the same `Limiter`.
+is set aside as a hold; `settle` replaces the hold by what was used. One process counts in
+`counters_memory.py`, several count together in `counters_redis.py`: the same `Limiter`, the same tests.
 
 Semantics, which every implementation keeps:
 
