@@ -215,7 +215,12 @@ class SharedLimiter:
         for scope in admission.scopes:
             self._refuse_if_told_to(scope)
         scopes = tuple(self._share(scope) for scope in admission.scopes)
-        granted = await local.admit(msgspec.structs.replace(admission, scopes=scopes))
+        try:
+            granted = await local.admit(msgspec.structs.replace(admission, scopes=scopes))
+        except Refused as refused:
+            if self.processes > 1:
+                refused.message += f" (Limits are split over {self.processes} gateway processes for the moment.)"
+            raise
         self._open.setdefault(admission.hold_id, _Open(admission, told=False))
         return granted
 

@@ -30,8 +30,9 @@ logger = logging.getLogger("tierline.access")
 CONNECT_TIMEOUT_S: Final = 1.0
 # A reply that was there when the time was over counts: the event loop gets this long to read it.
 _GRACE_S: Final = 0.005
-# Calls per write, and what each adds to the time that their replies may take.
-_BATCH: Final = 128
+# Calls per write, and what each adds to the time that their replies may take. Few, because Redis answers the calls of
+# other processes in between.
+_BATCH: Final = 32
 _PER_CALL_S: Final = 0.0005
 
 

@@ -93,7 +93,11 @@ class House:
         return self.cuts[-1]
 
     async def gateway(
-        self, owner: str = "one", processes: int = 1, when_down: WhenRedisIsDown = WhenRedisIsDown()
+        self,
+        owner: str = "one",
+        processes: int = 1,
+        when_down: WhenRedisIsDown = WhenRedisIsDown(),
+        former_owners: Collection[str] = (),
     ) -> SharedLimiter:
         limiter = SharedLimiter(
             self.redis(owner),
@@ -101,6 +105,7 @@ class House:
             processes=processes,
             spent={"key:a": self.books.total()},
             used_by=self.books.used_by,
+            former_owners=former_owners,
         )
         await limiter.start()
         self._stack.push_async_callback(limiter.stop)
@@ -336,9 +341,11 @@ async def test_redis_may_be_killed_and_start_again(redis_binary: str, disk: str)
     server.close()
 
 
-async def test_holds_of_a_dead_process_are_settled_from_the_ledger_when_it_is_back(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("taken_over", [False, True])
+async def test_holds_of_a_dead_process_are_settled_from_the_ledger(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch, taken_over: bool
 ) -> None:
+    """When it is back, or when another one has stored its journal."""
     async with House(server.url) as house:
         dead = house.redis("worker-1")
         await dead.channel.connect()
@@ -352,7 +359,10 @@ async def test_holds_of_a_dead_process_are_settled_from_the_ledger_when_it_is_ba
         for admission in running:
             await other.admit(admission)
         assert await house.balance() == (0, 1005)
-        await house.gateway("worker-1")
+        if taken_over:
+            await house.gateway("worker-0", former_owners=["worker-1"])
+        else:
+            await house.gateway("worker-1")
         assert await house.balance() == (123, 5) == (house.books.total(), other.open_holds)
 
 
@@ -371,6 +381,8 @@ async def test_a_silent_redis_holds_up_nobody_and_each_process_keeps_to_its_shar
         await limiters[0].admit(first)
         server.pause()
 
+        said: list[str] = []
+
         async def admitted(limiter: SharedLimiter, cost: int, count: int) -> tuple[int, set[str]]:
             given, refused = 0, set()
             for _ in range(count):
@@ -379,6 +391,7 @@ async def test_a_silent_redis_holds_up_nobody_and_each_process_keeps_to_its_shar
                     given += 1
                 except Refused as error:
                     refused.add(error.limit)
+                    said.append(error.message)
             return given, refused
 
         # 8 / 4 in parallel, of which the first process has one already.
@@ -388,6 +401,7 @@ async def test_a_silent_redis_holds_up_nobody_and_each_process_keeps_to_its_shar
         assert await admitted(limiters[2], 300_000, 1) == (0, {"budget"})
         assert await admitted(limiters[2], 150_000, 2) == (1, {"budget"})
         assert all(limiter.degraded for limiter in limiters[:3])
+        assert all("split over 4 gateway processes" in message for message in said)
         await spend(house, limiters[3], 33)  # all of it while Redis is away
         assert await limiters[0].touch(first.hold_id, 900, 10, 5)
         assert await limiters[0].settle(first.hold_id, 10, 5) is not None
