@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.attn_tile import NO_SCORE, attend
+from engine.kernels.attn_tile import NO_SCORE, attend_keys
 from engine.kernels.heuristics import DecodeTile, SplitRule
 from engine.kernels.launch import Launch, next_power_of_2
 
@@ -111,27 +111,14 @@ def decode_kernel(
     if UPCAST:
         query = query.to(tl.float32)
     query_pos = tl.full([BLOCK_M], 0, tl.int32) + (seq_len - 1)
-    row_max = tl.full([BLOCK_M], NO_SCORE, tl.float32)
-    row_sum = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, HEAD_DIM_PADDED], tl.float32)
-
-    k_head_ptr = k_ptr + kv_head * HEAD_DIM
-    v_head_ptr = v_ptr + kv_head * HEAD_DIM
-    seq_table_ptr = table_ptr + seq.to(tl.int64) * stride_table
     tail_start = key_start
     if WINDOW == 0:
         tail_start = key_start + (key_end - key_start) // BLOCK_N * BLOCK_N
-        row_max, row_sum, acc = attend(
-            query, row_max, row_sum, acc, query_pos, key_start, tail_start, k_head_ptr, v_head_ptr, seq_table_ptr,
-            stride_page, stride_token, scale, HEAD_DIM, HEAD_DIM_PADDED, PAGE_SIZE, BLOCK_N, WINDOW, SOFTCAP, False,
-            UPCAST,
-        )  # fmt: skip
-    row_max, row_sum, acc = attend(
-        query, row_max, row_sum, acc, query_pos, tail_start, key_end, k_head_ptr, v_head_ptr, seq_table_ptr,
-        stride_page, stride_token, scale, HEAD_DIM, HEAD_DIM_PADDED, PAGE_SIZE, BLOCK_N, WINDOW, SOFTCAP, True, UPCAST,
+    result, row_max, row_sum = attend_keys(
+        query, query_pos, key_start, tail_start, key_end, kv_head, k_ptr, v_ptr,
+        table_ptr + seq.to(tl.int64) * stride_table, stride_page, stride_token, scale, HEAD_DIM, HEAD_DIM_PADDED,
+        PAGE_SIZE, BLOCK_M, BLOCK_N, WINDOW, SOFTCAP, UPCAST,
     )  # fmt: skip
-
-    result = acc / row_sum[:, None]
     if DIRECT:
         tl.store(out_ptr + out_row[:, None] * HEAD_DIM + dims[None, :], result.to(out_ptr.dtype.element_ty), mask=kept)
     else:

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.attn_tile import NO_SCORE, attend
+from engine.kernels.attn_tile import attend_keys
 from engine.kernels.heuristics import PrefillTile
 from engine.kernels.launch import Launch, next_power_of_2
 
@@ -95,29 +95,16 @@ def prefill_kernel(
     context_len = seq_len - query_len
     last_query = tl.minimum(first_query + BLOCK_Q, query_len) - 1
     query_pos = context_len + tl.minimum(query_index, last_query)  # rows that are not kept see what the last one sees
-    row_max = tl.full([BLOCK_M], NO_SCORE, tl.float32)
-    row_sum = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, HEAD_DIM_PADDED], tl.float32)
-
-    k_head_ptr = k_ptr + kv_head * HEAD_DIM
-    v_head_ptr = v_ptr + kv_head * HEAD_DIM
-    seq_table_ptr = table_ptr + seq.to(tl.int64) * stride_table
     key_end = context_len + last_query + 1
     if WINDOW > 0:
         tail_start = tl.maximum(context_len + first_query - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
     else:
         tail_start = (context_len + first_query + 1) // BLOCK_N * BLOCK_N
-        row_max, row_sum, acc = attend(
-            query, row_max, row_sum, acc, query_pos, 0, tail_start, k_head_ptr, v_head_ptr, seq_table_ptr,
-            stride_page, stride_token, scale, HEAD_DIM, HEAD_DIM_PADDED, PAGE_SIZE, BLOCK_N, WINDOW, SOFTCAP, False,
-            UPCAST,
-        )  # fmt: skip
-    row_max, row_sum, acc = attend(
-        query, row_max, row_sum, acc, query_pos, tail_start, key_end, k_head_ptr, v_head_ptr, seq_table_ptr,
-        stride_page, stride_token, scale, HEAD_DIM, HEAD_DIM_PADDED, PAGE_SIZE, BLOCK_N, WINDOW, SOFTCAP, True, UPCAST,
+    result, _row_max, _row_sum = attend_keys(
+        query, query_pos, 0, tail_start, key_end, kv_head, k_ptr, v_ptr,
+        table_ptr + seq.to(tl.int64) * stride_table, stride_page, stride_token, scale, HEAD_DIM, HEAD_DIM_PADDED,
+        PAGE_SIZE, BLOCK_M, BLOCK_N, WINDOW, SOFTCAP, UPCAST,
     )  # fmt: skip
-
-    result = acc / row_sum[:, None]
     out = out_ptr + (token * HEADS + head)[:, None] * HEAD_DIM + dims[None, :]
     tl.store(out, result.to(out_ptr.dtype.element_ty), mask=kept)
 

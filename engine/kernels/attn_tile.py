@@ -1,8 +1,9 @@
-"""Attention of one tile of query rows over a range of paged keys: the inner loop of both attention kernels.
+"""Attention of one tile of query rows over a range of paged keys: what both attention kernels do inside.
 
 The online softmax of FlashAttention-2 (arXiv 2307.08691, algorithm 1) with keys and values read through a block table
-as in PagedAttention (arXiv 2309.06180). `attn_decode` calls it for the query heads of one token, `attn_prefill` for
-those of several tokens; sharing it means that both give a key the same score and that a fault has one place.
+as in PagedAttention (arXiv 2309.06180). `attn_decode` calls `attend_keys` for the query heads of one token,
+`attn_prefill` for those of several tokens; sharing it means that both give a key the same score and that a fault has
+one place.
 
 Promises: whatever lies in pages, or parts of pages, outside the given range (NaN included) does not reach the result;
 addresses are 64-bit wherever a page number enters.
@@ -102,6 +103,53 @@ def attend(
         acc = tl.dot(weight.to(value.dtype), value, acc * shrink[:, None], input_precision="ieee")
         row_max = new_max
     return row_max, row_sum, acc
+
+
+@triton.jit
+def attend_keys(
+    query: tl.tensor,
+    query_pos: tl.tensor,
+    key_start: tl.tensor,
+    tail_start: tl.tensor,
+    key_end: tl.tensor,
+    kv_head: tl.tensor,
+    k_ptr: tl.tensor,
+    v_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    stride_page: tl.tensor,
+    stride_token: tl.tensor,
+    scale: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_PADDED: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    UPCAST: tl.constexpr,
+) -> tuple[tl.tensor, ...]:
+    """`BLOCK_M` query rows over keys `key_start .. key_end - 1` of `kv_head`: `(result, row_max, row_sum)`.
+
+    Every row must see the keys before `tail_start`, a whole number of tiles: they are attended without a mask. With a
+    window no key is such, and `tail_start` is where the keys begin. result: float32 `[BLOCK_M, HEAD_DIM_PADDED]`,
+    divided by row_sum. k_ptr, v_ptr: the cache; table_ptr: the sequence's row; the rest as for `attend`.
+    """
+    row_max = tl.full([BLOCK_M], NO_SCORE, tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, HEAD_DIM_PADDED], tl.float32)
+    k_head_ptr = k_ptr + kv_head * HEAD_DIM
+    v_head_ptr = v_ptr + kv_head * HEAD_DIM
+    if WINDOW == 0:
+        row_max, row_sum, acc = attend(
+            query, row_max, row_sum, acc, query_pos, key_start, tail_start, k_head_ptr, v_head_ptr, table_ptr,
+            stride_page, stride_token, scale, HEAD_DIM, HEAD_DIM_PADDED, PAGE_SIZE, BLOCK_N, WINDOW, SOFTCAP, False,
+            UPCAST,
+        )  # fmt: skip
+    row_max, row_sum, acc = attend(
+        query, row_max, row_sum, acc, query_pos, tail_start, key_end, k_head_ptr, v_head_ptr, table_ptr, stride_page,
+        stride_token, scale, HEAD_DIM, HEAD_DIM_PADDED, PAGE_SIZE, BLOCK_N, WINDOW, SOFTCAP, True, UPCAST,
+    )  # fmt: skip
+    return acc / row_sum[:, None], row_max, row_sum
 
 
 def paged_attention_reference(
