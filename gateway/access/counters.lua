@@ -4,7 +4,7 @@
 -- ARGV[1]  the operation, ARGV[2] its arguments in MessagePack; the answer is MessagePack too
 --
 --   PREFIX:scope:ID      record  what the scope has used, see `scopes_of`
---   PREFIX:hold:ID       record  an admitted request: state, scopes, tokens, cost, month, cut, owner, restored, grant
+--   PREFIX:hold:ID       record  an admitted request: state, scopes, tokens, cost, month, cut, owner, restored
 --   PREFIX:expiry        zset    hold ids by when they expire; expired ones by when they can be settled no more
 --   PREFIX:month:NUMBER  hash    run, cut, seeded, next_s, interval_s; base:ID: the ledger's sum of requests before the cut
 --   PREFIX:early:NUMBER  set     requests with ids before the cut that are counted here all the same
@@ -162,7 +162,7 @@ local operations = {}
 function operations.admit(a)
   local expired = reclaim()
   local earlier = hold_of(a.id)
-  if earlier and earlier.state == 'open' then return answer('again', expired, earlier.grant) end
+  if earlier and earlier.state == 'open' then return answer('again', expired, all_seen((scopes_of(earlier.scopes)))) end
   if earlier and (earlier.state == 'expired' or a.restore) then return answer('gone', expired) end
   local counters, cut, seeded = scopes_of(a.scopes)
   if not a.restore then
@@ -190,10 +190,10 @@ function operations.admit(a)
   end
   local hold = {
     state = 'open', scopes = a.scopes, tokens = a.tokens, cost = a.cost, month = MONTH, cut = cut, owner = a.owner,
-    restored = a.restore or false, grant = all_seen(counters),
+    restored = a.restore or false,
   }
   keep(a.id, hold, now + a.ttl_s)
-  return answer('granted', expired, hold.grant)
+  return answer('granted', expired, all_seen(counters))
 end
 
 -- id, tokens, cost: what was used.
