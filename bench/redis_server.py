@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Self
 
+from gateway import lifeline
+
 
 def server_binary() -> str | None:
     """The path of a Redis or Valkey server, if there is one."""
@@ -48,7 +50,8 @@ class RedisServer:
         settings = ["--port", str(self._port), "--unixsocket", str(self.socket), "--dir", str(self.folder)]
         settings += ["--save", "", "--bind", "127.0.0.1", "--logfile", str(self.folder / "log")]
         self.socket.unlink(missing_ok=True)
-        self.process = subprocess.Popen([self._binary, *settings, *self._options])
+        # Ends with this process, however that ends.
+        self.process = subprocess.Popen(lifeline.command((self._binary, *settings, *self._options)))
         deadline = time.monotonic() + 60
         while not self._answers():
             assert self.process.poll() is None, (self.folder / "log").read_text()

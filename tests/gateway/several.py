@@ -20,6 +20,7 @@ import httpx
 import yaml
 
 from bench.mock_upstream import MockUpstream
+from gateway import lifeline
 from gateway.access.keys import CreatedKey, KeyLimits, create_key
 from gateway.access.secret import load_secret
 from gateway.ledger.database import Database
@@ -151,9 +152,8 @@ async def several(
     config.write_text(yaml.safe_dump(document))
     output = root / "up.jsonl"
     with output.open("ab") as file:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "gateway.cli", "up", "--json", "--config", str(config), stdout=file, stderr=file
-        )
+        up = (sys.executable, "-m", "gateway.cli", "up", "--json", "--config", str(config))
+        process = await asyncio.create_subprocess_exec(*lifeline.command(up), stdout=file, stderr=file)
     try:
         await until(
             lambda: b'"event": "up"' in output.read_bytes() or process.returncode is not None, "tierline up to come up"
