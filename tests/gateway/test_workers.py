@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -128,6 +129,16 @@ async def test_metrics_are_those_of_all_workers_whoever_is_asked(gateways: Sever
             assert f'tierline_holds_open{{worker="{worker}"}} ' in page
     alone = (await gateways.ask(1, "/metrics?worker=this")).text
     assert "worker=" not in alone
+
+
+async def test_a_worker_that_is_not_configured_is_refused(gateways: Several) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway", "--config", str(gateways.root / "tierline.yaml"), "--worker", "9"),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, said = await process.communicate()
+    assert process.returncode == 2
+    assert b"there are 4 (server.workers)" in said
 
 
 async def test_a_killed_worker_gives_back_its_holds_and_its_rows(
