@@ -198,6 +198,10 @@ class Accounting:
             return
         life = self._life
         self.answered(outcome, error)
+        try:
+            self._services.journal.flush()  # a request without an attempt has written nothing yet
+        except JournalError as failure:
+            logger.error("why request %s was decided as it was is not on record: %s", life.request_id, failure)
         if life.grant is not None:
             settled = await self._services.limiter.settle(life.grant.hold_id, life.tokens, life.cost_nanousd)
             life.standing = settled or life.standing

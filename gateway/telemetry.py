@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Generic, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from gateway.counts import Counts, Level, Spreads
 
 TTFT_BUCKETS = (0.1, 0.5, 1, 2, 5, 10)
 TPOT_BUCKETS = (0.01, 0.05, 0.1, 0.2, 0.5)
@@ -60,100 +61,50 @@ class _Rates(Collector):
         ]
 
 
-Child = TypeVar("Child", Counter, Histogram)
-
-
-class Labelled(Generic[Child]):
-    """A metric whose children are at hand by their labels: the client library finds them under a lock, every time."""
-
-    def __init__(self, metric: Child) -> None:
-        self._metric: Child = metric
-        self._children: dict[tuple[str, ...], Child] = {}
-
-    def labels(self, *values: str) -> Child:
-        child = self._children.get(values)
-        if child is None:
-            child = self._children[values] = self._metric.labels(*values)
-        return child
-
-
 class Metrics:
     """Everything that the front door counts."""
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
-        self.ttft = Labelled(
-            Histogram("llm_ttft_seconds", "Time to first token.", ["model"], buckets=TTFT_BUCKETS, registry=registry)
+        self.ttft = Spreads("llm_ttft_seconds", "Time to first token.", ["model"], TTFT_BUCKETS, registry)
+        self.tpot = Spreads(
+            "llm_tpot_seconds", "Time per output token after the first.", ["model"], TPOT_BUCKETS, registry
         )
-        self.tpot = Labelled(
-            Histogram(
-                "llm_tpot_seconds",
-                "Time per output token after the first.",
-                ["model"],
-                buckets=TPOT_BUCKETS,
-                registry=registry,
-            )
+        self.requests = Counts(
+            "tierline_requests_total",
+            "Requests finished, by outcome and HTTP status.",
+            ["route", "outcome", "status"],
+            registry,
         )
-        self.requests = Labelled(
-            Counter(
-                "tierline_requests_total",
-                "Requests finished, by outcome and HTTP status.",
-                ["route", "outcome", "status"],
-                registry=registry,
-            )
+        self.duration = Spreads(
+            "tierline_request_duration_seconds", "Whole life of a request.", ["route"], DURATION_BUCKETS, registry
         )
-        self.duration = Labelled(
-            Histogram(
-                "tierline_request_duration_seconds",
-                "Whole life of a request.",
-                ["route"],
-                buckets=DURATION_BUCKETS,
-                registry=registry,
-            )
-        )
-        self.overhead = Histogram(
+        self.overhead = Spreads(
             "tierline_overhead_seconds",
             "From the request's last byte to the backend call: what the gateway itself adds before the model.",
-            buckets=OVERHEAD_BUCKETS,
-            registry=registry,
+            [],
+            OVERHEAD_BUCKETS,
+            registry,
+        ).labels()
+        self.attempts = Counts(
+            "tierline_attempts_total", "Calls to backends.", ["backend", "model", "outcome"], registry
         )
-        self.attempts = Labelled(
-            Counter("tierline_attempts_total", "Calls to backends.", ["backend", "model", "outcome"], registry=registry)
+        self.tokens = Counts(
+            "tierline_tokens_total",
+            "Tokens by model and kind (input, cached_input, output).",
+            ["model", "kind"],
+            registry,
         )
-        self.tokens = Labelled(
-            Counter(
-                "tierline_tokens_total",
-                "Tokens by model and kind (input, cached_input, output).",
-                ["model", "kind"],
-                registry=registry,
-            )
+        self.cost = Counts("tierline_cost_usd_total", "Cost of attempts in US dollars.", ["model"], registry)
+        self.saved = Counts("tierline_saved_usd_total", "Cost that the cache saved.", ["model"], registry)
+        self.cache = Counts(
+            "tierline_cache_requests_total", "Cache outcomes: exact, semantic, miss, bypass.", ["outcome"], registry
         )
-        self.cost = Labelled(
-            Counter("tierline_cost_usd_total", "Cost of attempts in US dollars.", ["model"], registry=registry)
+        self.decisions = Counts(
+            "tierline_decisions_total", "Routing decisions.", ["policy", "rule", "tier", "fallback"], registry
         )
-        self.saved = Labelled(
-            Counter("tierline_saved_usd_total", "Cost that the cache saved.", ["model"], registry=registry)
-        )
-        self.cache = Labelled(
-            Counter(
-                "tierline_cache_requests_total",
-                "Cache outcomes: exact, semantic, miss, bypass.",
-                ["outcome"],
-                registry=registry,
-            )
-        )
-        self.decisions = Labelled(
-            Counter(
-                "tierline_decisions_total",
-                "Routing decisions.",
-                ["policy", "rule", "tier", "fallback"],
-                registry=registry,
-            )
-        )
-        self.limited = Labelled(
-            Counter("tierline_limited_total", "Requests refused by a limit or budget.", ["limit"], registry=registry)
-        )
-        self.in_flight = Gauge("tierline_requests_in_flight", "Requests being served.", registry=registry)
+        self.limited = Counts("tierline_limited_total", "Requests refused by a limit or budget.", ["limit"], registry)
+        self.in_flight = Level("tierline_requests_in_flight", "Requests being served.", registry)
         self.holds = Gauge("tierline_holds_open", "Holds not yet settled.", registry=registry)
         self.limiter_degraded = Gauge(
             "tierline_limiter_degraded",
@@ -172,7 +123,7 @@ class Metrics:
         self.policy_problems = Gauge(
             "tierline_policy_problems", "Faults in the policy folder; the last good set is in force.", registry=registry
         )
-        self.policy_reloads = Counter("tierline_policy_reloads_total", "Policy reloads.", ["result"], registry=registry)
+        self.policy_reloads = Counts("tierline_policy_reloads_total", "Policy reloads.", ["result"], registry)
         self.cache_connected = Gauge(
             "tierline_cache_connected", "1 while the cache process answers.", registry=registry
         )

@@ -19,17 +19,18 @@ import fcntl
 import logging
 import os
 import re
-import struct
 import threading
-import zlib
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 import msgspec
 
-from gateway.ledger import frames
+from gateway.ledger import checkpoint, frames
+from gateway.ledger.checkpoint import JournalBusy, JournalError, JournalFailed, JournalFull, Position
 from gateway.ledger.records import Close, Open, Progress, Record, decode, encode
 from gateway.ledger.rows import LedgerRow
+
+__all__ = ["Journal", "JournalBusy", "JournalError", "JournalFailed", "JournalFull", "Position"]
 
 logger = logging.getLogger("tierline.ledger")
 
@@ -37,33 +38,10 @@ SEGMENT_BYTES: Final = 16 * 1024 * 1024
 FSYNC_INTERVAL_S: Final = 1.0
 # A Close is its Open plus what became known: counts, a finish reason and a bounded error message.
 _GROWTH_BYTES: Final = 5 * 1024
+_MOST_WAITING = 1000  # reasons for decisions, while the disk takes nothing
 _READ_WRITE: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_CHECKPOINT: Final = struct.Struct("<QQ")
 _SEGMENT_NAME: Final = re.compile(r"^(\d{12})\.journal$")
-
-
-class JournalError(Exception):
-    """The journal cannot take a record; the message says why and what to do."""
-
-
-class JournalFull(JournalError):
-    """No disk space is left for a new attempt. Clears by itself when there is space again."""
-
-
-class JournalFailed(JournalError):
-    """The disk failed to write or to sync."""
-
-
-class JournalBusy(JournalError):
-    """Another process has this journal open."""
-
-
-class Position(NamedTuple):
-    """A place between two records: segment number and byte offset."""
-
-    segment: int
-    offset: int
 
 
 class _OpenAttempt(msgspec.Struct):
@@ -86,6 +64,7 @@ class Journal:
         self._segment_bytes = segment_bytes
         self._open: dict[str, _OpenAttempt] = {}
         self._reserved = 0
+        self._waiting: list[bytes] = []  # payloads that go with the next write; their room is set aside
         self._fd = -1
         self._segment = 0
         self._salt = 0
@@ -134,6 +113,9 @@ class Journal:
     def append(self, record: Record) -> None:
         """Write one record; it survives the death of this process when this returns.
 
+        But for a `Decided`: the reason for a decision waits for the next record, so that both are one write, or for
+        `flush`.
+
         Raises:
             JournalFull: no room (a Close whose Open was accepted always has room). JournalFailed: the disk failed.
         """
@@ -171,8 +153,20 @@ class Journal:
                 return
             self._write(payload)
         else:
+            if self.error is not None and len(self._waiting) > _MOST_WAITING:
+                raise JournalFailed(self.error)
             self._make_room(size)
-            self._write(payload)
+            self._waiting.append(payload)
+            self._reserved += size
+
+    def flush(self) -> None:
+        """Write what waits for the next record.
+
+        Raises:
+            JournalFailed: the disk failed.
+        """
+        if self._waiting:
+            self._write_frames(b"")
 
     def sync(self) -> None:
         """Wait until everything appended so far is on disk. Until that works again no new attempt is accepted.
@@ -211,6 +205,7 @@ class Journal:
         if self._syncer:
             self._syncer.join()
         try:
+            self.flush()
             os.ftruncate(self._fd, self._offset)
             self.sync()
         finally:
@@ -270,12 +265,7 @@ class Journal:
         Raises:
             JournalFailed: it could not be saved.
         """
-        # In place: renaming a new file over the old one would wait for the disk. A torn one fails its checksum.
-        payload = _CHECKPOINT.pack(*position)
-        try:
-            os.pwrite(self._checkpoint_fd, payload + zlib.crc32(payload).to_bytes(4, "little"), 0)
-        except OSError as error:
-            raise JournalFailed(f"cannot save the journal's checkpoint in {self.directory}: {error}") from error
+        checkpoint.save(self._checkpoint_fd, position)
         self.checkpoint = position
 
     def _release(self) -> None:
@@ -322,7 +312,12 @@ class Journal:
             self.error = None
 
     def _write(self, payload: bytes) -> None:
-        frame = frames.pack(payload, self._salt)
+        self._write_frames(frames.pack(payload, self._salt))
+
+    def _write_frames(self, frame: bytes) -> None:
+        """Write what waits, and this behind it."""
+        waiting = b"".join(frames.pack(payload, self._salt) for payload in self._waiting)
+        frame = waiting + frame
         try:
             written = os.pwrite(self._fd, frame, self._offset)
         except OSError as error:
@@ -333,12 +328,14 @@ class Journal:
             self.error = f"the journal in {self.directory} took only {written} of {len(frame)} bytes"
             raise JournalFailed(self.error)
         self._offset += written
+        self._waiting.clear()
+        self._reserved -= len(waiting)
         self._dirty = True
 
     def _recover(self) -> None:
         existing = self.segments()
         self._segment = existing[-1] if existing else 0
-        self.checkpoint = self._load_checkpoint(existing)
+        self.checkpoint = checkpoint.load(self._checkpoint_fd, existing)
         left_open: dict[str, LedgerRow] = {}
         for segment in existing:
             # `load` takes the newest segment's end from `_offset`, which describes a segment of this process.
@@ -377,17 +374,6 @@ class Journal:
         self.interrupted = rows
         # Saved even when unchanged: a stale one must not come to point into the segment that was just made.
         self.save_checkpoint(self.checkpoint if existing else Position(self._segment, frames.HEADER_BYTES))
-
-    def _load_checkpoint(self, existing: list[int]) -> Position:
-        first = Position(existing[0] if existing else 0, 0)
-        saved = os.pread(self._checkpoint_fd, 64, 0)
-        payload, checksum = saved[: _CHECKPOINT.size], saved[_CHECKPOINT.size :]
-        if len(payload) < _CHECKPOINT.size or checksum != zlib.crc32(payload).to_bytes(4, "little"):
-            if saved:
-                logger.warning("the journal's checkpoint is unreadable: everything is stored again, which is harmless")
-            return first
-        position = Position(*_CHECKPOINT.unpack(payload))
-        return position if position.segment in existing else first
 
     def _sync_loop(self, interval_s: float) -> None:
         while not self._stop.wait(interval_s):
