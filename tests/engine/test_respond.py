@@ -21,6 +21,8 @@ class TextDialect:
     object_name = chunk_object_name = "text"
     shows_tokens = False
 
+    prompt_field = "prompt"
+
     def extra_fields(self):
         return {}
 
