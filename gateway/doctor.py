@@ -130,10 +130,12 @@ def _has_module(name: str) -> bool:
 
 
 def _compiler() -> Finding:
-    found = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
+    """The C compiler that the engine would take, which this process may not import: a test holds the two together."""
+    found = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
     if found:
         return Finding("compiler", "ok", found)
-    return Finding("compiler", "warn", "no C++ compiler: the engine uses its slower portable kernels", "install g++")
+    message = "no C compiler: the engine uses its slower portable kernels"
+    return Finding("compiler", "warn", message, "install gcc or clang, with the C library's headers")
 
 
 def _accelerator() -> Finding:
