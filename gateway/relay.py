@@ -66,7 +66,14 @@ async def _relay_stream(
                 await accounting.progress()
     except StreamCut as cut:
         life.attempt = answer.attempt  # where it was to be continued in vain: the one that the client has the text of
-        accounting.answered("timeout" if "timeout" in cut.kind else "cut", f"{cut.kind}: {cut}")
+        late = cut.kind == "deadline"
+        accounting.answered("timeout" if late or "timeout" in cut.kind else "cut", f"{cut.kind}: {cut}")
+        if late:
+            raise Unavailable(
+                "The request's deadline passed in the middle of the answer. What was sent so far is incomplete.",
+                status=504,
+                code="backend_deadline",
+            ) from cut
         raise Unavailable(
             "The answer broke off: the backend stopped in the middle of it. What was sent so far is incomplete.",
             status=502,
