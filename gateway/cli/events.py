@@ -15,11 +15,16 @@ from gateway.supervisor import Event
 
 
 class FirstKey(NamedTuple):
-    """The file of the first key. `token` opens the door; where it is None, `problem` says why: `works no more: …`."""
+    """The file of the first key. `token` opens the door; where it is None, `problem` says why: `works no more: …`.
+
+    `in_full`: it may be printed, because it is new, or because only a terminal sees it. What a later start prints may
+    end in a file or a journal that others read.
+    """
 
     path: Path
     token: str | None
     problem: str = ""
+    in_full: bool = False
 
 
 class Words:
@@ -62,14 +67,21 @@ class Words:
         token, path = self._first_key.token, short(self._first_key.path)
         question = '[{"role": "user", "content": "What is the capital of France?"}]'
         body = f'{{"model": "auto", "temperature": 0, "messages": {question}}}'
-        if token:
+        program = _program()
+        if not token:
+            config = f" --config {shlex.quote(short(self._config))}" if self._config else ""
+            new_key = f"{program} keys create --name NAME{config}"
+            key = [f"  first key  {self._first_key.problem}", f"             a new key: {new_key}"]
+        elif self._first_key.in_full:
             key = [f"  first key  {token}   (kept in {path})"]
         else:
-            key = [f"  first key  {self._first_key.problem}", f"             a new key: {self._new_key_command()}"]
-        bearer = f"$(cat {shlex.quote(path)})" if token else "YOUR_KEY"
+            key = [f"  first key  in {path}"]
+        # The line may be pasted elsewhere than where this was started.
+        bearer = f"$(cat {shlex.quote(str(self._first_key.path.absolute()))})" if token else "YOUR_KEY"
         lines = ["", f"Tierline is up: {self._url}/v1", "", *key]
         lines += [
             f"  logs       {short(self._settings.storage.data_dir / 'log')}",
+            f"  commands   {program} --help",
             "  stop       Ctrl-C",
             "",
             f"  curl {self._url}/v1/chat/completions \\",
@@ -79,8 +91,7 @@ class Words:
         ]
         return "\n".join(lines)
 
-    def _new_key_command(self) -> str:
-        """As it can be typed from here: after `make run` the command is in the environment, not on the path."""
-        program = "tierline" if shutil.which("tierline") else short(Path(sys.executable).with_name("tierline"))
-        config = f" --config {shlex.quote(short(self._config))}" if self._config else ""
-        return f"{program} keys create --name NAME{config}"
+
+def _program() -> str:
+    """As it can be typed from here: after `make run` the command is in the environment, not on the path."""
+    return "tierline" if shutil.which("tierline") else shlex.quote(short(Path(sys.executable).with_name("tierline")))

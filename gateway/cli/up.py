@@ -98,7 +98,7 @@ def _first_key(settings: Settings) -> FirstKey:
     async def create() -> FirstKey:
         database = await Database.open(settings.database_url())
         try:
-            await ensure_first_key(database, path)
+            made = await ensure_first_key(database, path)
             token = path.read_text().strip()
             await check_token(database, load_secret(path.parent / "secret"), token)
         except FileNotFoundError:
@@ -107,7 +107,7 @@ def _first_key(settings: Settings) -> FirstKey:
             return FirstKey(path, None, f"works no more: {error}")
         finally:
             await database.close()
-        return FirstKey(path, token)
+        return FirstKey(path, token, in_full=made is not None or sys.stdout.isatty())
 
     try:
         return asyncio.run(create())

@@ -35,7 +35,7 @@ def test_the_first_key_opens_the_door(tierline_stack: Stack) -> None:
 def test_the_printed_line_works_when_pasted(tierline_stack: Stack) -> None:
     first_key = FirstKey(tierline_stack.data_dir / "first-key", tierline_stack.key)
     text = Words(load(tierline_stack.config), tierline_stack.base_url, first_key).up()
-    assert tierline_stack.key in text
+    assert tierline_stack.key not in text
     done = subprocess.run(
         ["bash", "-c", text[text.index("curl") :]], capture_output=True, text=True, timeout=60, check=True
     )

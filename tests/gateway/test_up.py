@@ -90,12 +90,47 @@ def banner(config: Path) -> str:
     return Words(settings, "http://127.0.0.1:1", _first_key(settings), config).up()
 
 
-def test_a_first_key_that_works_is_shown(config: Path) -> None:
+def test_a_first_key_is_shown_by_the_start_that_makes_it(config: Path) -> None:
+    """Later ones may print into a file or a journal."""
     text = banner(config)
     key_file = config.parent / "var/first-key"
-    assert f"first key  {key_file.read_text().strip()} " in text
+    token = key_file.read_text().strip()
+    assert f"first key  {token} " in text
     assert f"$(cat {key_file})" in text
-    assert banner(config) == text
+    later = banner(config)
+    assert token not in later
+    assert f"first key  in {key_file}\n" in later
+    assert f"$(cat {key_file})" in later
+
+
+def test_a_first_key_is_shown_on_a_terminal_always(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    banner(config)
+    master, slave = os.openpty()
+    with os.fdopen(master), os.fdopen(slave, "w") as terminal:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        text = banner(config)
+        monkeypatch.undo()
+    assert f"first key  {(config.parent / 'var/first-key').read_text().strip()} " in text
+
+
+def test_the_line_to_paste_works_in_any_folder(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(config.parent)
+    text = banner(config)
+    assert "(kept in var/first-key)" in text
+    assert f"$(cat {config.parent}/var/first-key)" in text
+
+
+def test_commands_are_printed_as_they_can_be_typed(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = Path(sys.executable).with_name("tierline")
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    text = banner(config)
+    command = re.search(r"commands   (.+)", text)
+    assert command is not None
+    assert command[1] in (f"{installed} --help", f"{os.path.relpath(installed)} --help")
+    done = subprocess.run(["sh", "-c", command[1]], capture_output=True, text=True, timeout=60, check=True)
+    assert "Usage" in done.stdout
+    monkeypatch.setenv("PATH", str(installed.parent))
+    assert "commands   tierline --help\n" in banner(config)
 
 
 @pytest.mark.parametrize(
