@@ -19,7 +19,7 @@ help: ## list the commands
 	@grep -hE '^[a-z][a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 # An environment that lost its Python or its pip, for example by an interrupted set-up, is made again. `tierline models
-# pull` wants a pip that can report without downloading. One set-up at a time: a second one waits and finds it done.
+# pull` wants a pip that can report without downloading. pip shows its progress on a terminal only. One set-up at a time: a second one waits and finds it done.
 define set_up
 	@test -n "$(PYTHON)" || { echo "Tierline needs Python 3.11, 3.12 or 3.13: make $@ PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -c 'import fcntl, subprocess, sys; lock = open(".setup.lock", "w"); fcntl.flock(lock, fcntl.LOCK_EX); \
@@ -27,8 +27,9 @@ define set_up
 	test $@ -nt pyproject.toml && exit 0; \
 	$(BIN)/python -c "import pip" 2>/dev/null || $(PYTHON) -m venv --clear $(VENV) || { \
 		echo "cannot create $(VENV): on Debian and Ubuntu, install python3-venv" >&2; exit 1; }; \
-	echo "installing Tierline$(2) into $(VENV)"; \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "pip>=24" --editable ".[$(1)]"; \
+	echo "installing Tierline$(2) into $(VENV); a first time downloads about 1 GB (more with a CUDA build of torch), some minutes"; \
+	quiet=--quiet; if test -t 1; then quiet=; fi; \
+	$(BIN)/python -m pip install $$quiet --disable-pip-version-check "pip>=24" --editable ".[$(1)]"; \
 	touch $(3) $@'
 endef
 
