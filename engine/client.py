@@ -111,6 +111,11 @@ class EngineClient:
         self._stop_event = asyncio.Event()
         self._supervision: asyncio.Task[None] | None = None
 
+    @property
+    def max_answers(self) -> int:
+        """How many answers one request can ask for: as many as run and wait at once."""
+        return self._config.max_num_seqs + self._config.max_waiting
+
     # --- life ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:

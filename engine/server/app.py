@@ -118,6 +118,7 @@ class EngineServer:
         request, extras = parse_chat(body)
         self._model.check_name(request.model)
         options = chat_options(request, extras, self._model.vocab_size, self._model.sampling)
+        self._check_answers(options.n, "n")
         prompt = self._model.encode_chat(body["messages"], extras)
         dialect = ChatDialect(self._model, prompt, **_dialect_options(options))
         return self._job(options, [prompt], request_id, dialect)
@@ -126,10 +127,25 @@ class EngineServer:
         request, extras = parse_completion(body)
         self._model.check_name(request.model)
         options = completion_options(request, extras, self._model.vocab_size, self._model.sampling)
+        # Counted before anything is made of them: a small body can ask for a great many.
+        self._check_answers(options.n, "n")
+        if isinstance(request.prompt, list) and not isinstance(next(iter(request.prompt), 0), int):
+            self._check_answers(options.n * len(request.prompt), "prompt")
         prompts = self._completion_prompts(request.prompt, add_special=extras.add_special_tokens is not False)
         echoes = self._echoes(request.prompt, prompts, options.skip_special) if request.echo else None
         dialect = CompletionDialect(self._model, prompts, echoes, options.n, **_dialect_options(options))
         return self._job(options, prompts, request_id, dialect)
+
+    def _check_answers(self, answers: int, param: str) -> None:
+        """Raises ApiError if one request asks for more answers than the engine ever holds."""
+        most = self._client.max_answers
+        if answers > most:
+            raise ApiError(
+                400,
+                f"{answers} answers asked for at once; this engine holds at most {most}.",
+                code="too_many_answers",
+                param=param,
+            )
 
     def _completion_prompts(self, prompt: str | list[str | int | list[int]], *, add_special: bool) -> list[list[int]]:
         """One list of token ids per prompt.
@@ -166,6 +182,14 @@ class EngineServer:
         self, options: Options, prompts: list[list[int]], request_id: str, dialect: ChatDialect | CompletionDialect
     ) -> Job:
         room = self._max_total_tokens
+        if (longest := max(map(len, prompts))) >= room:
+            raise ApiError(
+                400,
+                f"The prompt has {longest} tokens and at least 1 must be generated, but this engine holds {room} "
+                "tokens of a request.",
+                code="context_length_exceeded",
+                param=dialect.prompt_field,
+            )
         generations = [
             self._generation(options, prompt, index, room - len(prompt), group)
             for group, prompt in enumerate(prompts)

@@ -159,7 +159,10 @@ def test_a_prompt_that_can_never_fit_is_a_400_with_the_numbers_streaming_or_not(
     assert fits["choices"][0]["finish_reason"] == "length"
 
 
-def test_too_many_answers_at_once_can_never_fit(server):
-    response = server.post("/v1/completions", prompt=["x"] * 400, max_tokens=1)
-    assert response.status_code == 400
-    assert "400 answers" in response.json()["error"]["message"]
+@pytest.mark.parametrize(("prompt", "n"), [(["x"] * 400, 1), ([[5]] * 2000, 64), ([[5]] * 500_000, 1)])
+def test_too_many_answers_are_refused_before_any_is_made(server, prompt, n):
+    response = server.post("/v1/completions", prompt=prompt, n=n, max_tokens=1)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, "too_many_answers", "prompt")
+    assert f"{len(prompt) * n} answers" in error["message"]
+    assert server.post("/v1/completions", prompt="x", n=128, max_tokens=1).status_code == 200
