@@ -24,7 +24,7 @@ CutKind = Literal[
 
 NoBackendKind = Literal[
     "unavailable",  # no connection to any replica: 503
-    "overloaded",  # every replica has as many requests as it may have, and no place in the queue led to one: 503
+    "overloaded",  # every replica has as many requests as it may have, or says when it serves again: 503
     "rate_limited",  # the last answer was 429: 429
     "timeout",  # the last attempt ran out of time: 504
     "deadline",  # the request's own deadline passed: 504

@@ -229,7 +229,10 @@ async def _raise_error(dialect: Dialect, exchange: Exchange, attempt: Attempt) -
         raise UpstreamRefused(attempt, status, exchange.headers, body, dialect.error(body))
     error = dialect.error(body)
     what = f"status {status}: {describe_error(error)}" if error else f"status {status}"
-    raise AttemptFailed(kind_of(status), what, retry_after=retry_after_s(exchange.headers))
+    retry_after = retry_after_s(exchange.headers)
+    # A server that says when it will serve again, such as an engine that is being started anew, is not broken.
+    kind = "overloaded" if status == 503 and retry_after is not None else kind_of(status)
+    raise AttemptFailed(kind, what, retry_after=retry_after)
 
 
 def is_final(status: int) -> bool:

@@ -37,7 +37,7 @@ PATIENCE_S = 1.0  # how long a request waits for the end of a Retry-After while 
 # What each way of failing means for the client: status and sentence. No addresses: those are in the attempts.
 _ENDINGS: dict[NoBackendKind, tuple[int, str]] = {
     "unavailable": (503, "no server could be reached"),
-    "overloaded": (503, "every server is busy"),
+    "overloaded": (503, "every server is busy, or says that it serves again soon"),
     "rate_limited": (429, "the servers limit the rate of requests"),
     "timeout": (504, "no server answered in time"),
     "deadline": (504, "the request's deadline passed before an answer began"),

@@ -217,8 +217,15 @@ async def test_a_resting_backend_that_was_overloaded_says_so(bench, mock):
             await bench.open("status,status=503,retry_after=30")
         assert len(caught.value.attempts) == attempts
         assert caught.value.retry_after == pytest.approx(30, abs=1)
-    assert (caught.value.status, caught.value.kind) == (503, "overloaded")
+        assert (caught.value.status, caught.value.kind) == (503, "overloaded")
     assert "for a while" in str(caught.value)
+
+
+async def test_an_unavailable_server_that_does_not_say_for_how_long_has_failed(bench, mock):
+    bench.pool("main", mock, attempts=1)
+    with pytest.raises(NoBackend) as caught:
+        await bench.open("status,status=503")
+    assert (caught.value.status, caught.value.kind, caught.value.retry_after) == (502, "upstream_error", None)
 
 
 async def test_the_next_request_waits_for_a_short_rest(bench, mock):

@@ -1,4 +1,4 @@
-"""What a client's own deadline does once its answer has begun; before that, test_front_door and test_caching show it."""
+"""What a client's deadline does once its answer has begun; test_front_door and test_caching show the time before it."""
 
 from __future__ import annotations
 
