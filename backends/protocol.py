@@ -185,7 +185,16 @@ def wrong_type(error: msgspec.ValidationError) -> InvalidRequest:
     return InvalidRequest(f"'{param}': {what}." if param else f"{what}.", code="invalid_type", param=param)
 
 
+def whole_number(text: str, digits: int) -> int | None:
+    """The number that a text of ASCII digits says, at most so many of them; else None.
+
+    `str.isdigit` alone takes "²", and `int` refuses thousands of digits: neither may decide about what a client sends.
+    """
+    return int(text) if len(text) <= digits and text.isascii() and text.isdigit() else None
+
+
 _MAX_SALT_CHARACTERS = 128
+_TOKEN_ID_DIGITS = 10
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("temperature", 0, 2),
     ("top_p", 0, 1),
@@ -233,8 +242,8 @@ def validate(request: ChatRequest) -> None:
     if any(not stop for stop in stops):
         raise InvalidRequest("'stop' must not hold an empty string.", param="stop")
     for token, bias in (request.logit_bias or {}).items():
-        if not token.isdigit():
-            raise InvalidRequest(f"'logit_bias' keys are token ids, got {token!r}.", param="logit_bias")
+        if whole_number(token, _TOKEN_ID_DIGITS) is None:
+            raise InvalidRequest(f"'logit_bias' keys are token ids, got {token[:20]!r}.", param="logit_bias")
         if not -100 <= bias <= 100:
             raise InvalidRequest(f"'logit_bias' values must be between -100 and 100, got {bias}.", param="logit_bias")
     if request.stream_options is not None and not request.stream:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from backends.attempt import Operation
+from backends.protocol import whole_number
 from gateway.access.input_bound import input_bound
 from gateway.access.limits import Admission, BudgetExhausted, Refused, Scope
 from gateway.access.principal import AuthenticationError, Principal
@@ -69,9 +70,10 @@ def read_headers(life: Life) -> None:
     """
     exchange = life.exchange
     if (deadline := exchange.header(b"x-tierline-deadline-ms")) is not None:
-        if not deadline.isdigit() or not 0 < int(deadline) <= 86_400_000:
+        deadline_ms = whole_number(deadline, 8)
+        if deadline_ms is None or not 0 < deadline_ms <= 86_400_000:
             raise BadRequest("'x-tierline-deadline-ms' must be a whole number of milliseconds, up to a day.")
-        life.deadline = life.started + int(deadline) / 1000
+        life.deadline = life.started + deadline_ms / 1000
     if (tags := exchange.header(b"x-tierline-tags")) is not None:
         life.tags = _tags(tags)
     if (directives := exchange.header(b"x-tierline-cache")) is not None:
@@ -176,9 +178,10 @@ async def route(services: Services, life: Life) -> None:
         settings,
         life.decision,
         asked.needs,
-        life.input_estimate,
+        life.input_estimate if asked.longest is None else asked.longest,
         asked.output_limit,
         principal,
+        asked.input_field,
     )
     life.candidates = selection.candidates
     life.fallback = selection.fallback

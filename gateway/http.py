@@ -13,6 +13,7 @@ from typing import Any
 
 import uuid_utils
 
+from backends.protocol import whole_number
 from edge.limits import READ_TIMEOUT
 from gateway.dialects.errors import BadRequest, RequestTimeout, TooLarge
 
@@ -87,7 +88,7 @@ class Exchange:
 
     async def _body(self, limit: int) -> bytes:
         declared = self.header(b"content-length")
-        if declared is not None and declared.isdigit() and int(declared) > limit:
+        if declared is not None and (whole_number(declared, 18) or 0) > limit:
             raise TooLarge(f"The body is {declared} bytes; this gateway takes at most {limit}.")
         if self.header(b"content-encoding") not in (None, "identity"):
             raise BadRequest("Compressed request bodies are not supported; send plain JSON.", code="invalid_encoding")

@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from backends.protocol import ChatRequest, InvalidRequest
+from backends.protocol import ChatRequest, InvalidRequest, whole_number
 from engine.answer import EngineDown, Generation
 from engine.client import EngineClient
 from engine.detokenizer import Detokenizer
@@ -285,7 +285,7 @@ async def read_body(scope: Scope, receive: Receive) -> bytes | None:
     """
     too_large = ApiError(413, f"The body is larger than {MAX_BODY_BYTES} bytes.", code="request_too_large")
     declared = Headers(scope=scope).get("content-length", "0")
-    if declared.isdigit() and int(declared) > MAX_BODY_BYTES:
+    if (whole_number(declared, 18) or 0) > MAX_BODY_BYTES:
         raise too_large
     parts: list[bytes] = []
     size = 0

@@ -59,6 +59,8 @@ CHAT_REFUSALS = [
     ({"stop_token_ids": [10**8]}, "invalid_value", "stop_token_ids"),
     ({"stop_token_ids": [2, "x"]}, "invalid_type", "stop_token_ids[1]"),
     ({"logit_bias": {"99999999": 1}}, "invalid_value", "logit_bias"),
+    ({"logit_bias": {"²": 1}}, "invalid_value", "logit_bias"),
+    ({"logit_bias": {"9" * 5000: 1}}, "invalid_value", "logit_bias"),
     ({"logit_bias": {"9": "much"}}, "invalid_type", "logit_bias"),
     ({"top_logprobs": 2}, "invalid_value", "top_logprobs"),
     ({"max_tokens": 3, "max_completion_tokens": 4}, "invalid_value", "max_tokens"),

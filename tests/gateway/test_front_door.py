@@ -150,6 +150,8 @@ MESSAGES = [{"role": "user", "content": "hi"}]
         ),
         ({"model": "mock", "messages": MESSAGES, "logprobs": True}, 400, "unsupported_parameter", "logprobs"),
         ({"model": "mock", "messages": MESSAGES, "logit_bias": {"1": "x"}}, 400, "invalid_type", "logit_bias"),
+        ({"model": "mock", "messages": MESSAGES, "logit_bias": {"²": 1}}, 400, "invalid_value", "logit_bias"),
+        ({"model": "mock", "messages": MESSAGES, "logit_bias": {"9" * 5000: 1}}, 400, "invalid_value", "logit_bias"),
         ({"model": "mock", "messages": MESSAGES, "cache_salt": 7}, 400, "invalid_type", "cache_salt"),
         ({"model": "mock", "messages": MESSAGES, "cache_salt": ["a"]}, 400, "invalid_type", "cache_salt"),
         ({"model": "mock", "messages": MESSAGES, "cache_salt": ""}, 400, "invalid_value", "cache_salt"),
@@ -228,11 +230,16 @@ async def test_a_body_over_the_limit_is_refused_early(tmp_path: Path, upstream: 
         ("x-tierline-cache", "perhaps", "invalid_cache_directive"),
         ("x-tierline-tags", "no-value", "invalid_tags"),
         ("x-tierline-deadline-ms", "soon", "invalid_request"),
+        ("x-tierline-deadline-ms", "²", "invalid_request"),
+        ("x-tierline-deadline-ms", "9" * 5000, "invalid_request"),
+        ("x-tierline-deadline-ms", "0", "invalid_request"),
         ("idempotency-key", "abc", "unsupported_header"),
     ],
 )
 async def test_headers_that_cannot_be_honoured_are_refused(door: FrontDoor, name: str, value: str, code: str) -> None:
-    response = await door.chat(headers={name: value})
+    headers = [(b"authorization", f"Bearer {door.token}".encode()), (name.encode(), value.encode("latin-1"))]
+    body = {"model": "mock", "messages": MESSAGES}
+    response = await door.client.post("/v1/chat/completions", json=body, headers=headers)
     assert (response.status_code, response.json()["error"]["code"]) == (400, code)
 
 
