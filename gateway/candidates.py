@@ -27,11 +27,13 @@ def select(
     prompt_tokens: int,
     limit: tuple[str, int] | None,
     principal: Principal,
+    input_field: str = "messages",
 ) -> Selection:
     """Models of the decided tier first, then those of its fallback tiers.
 
     Args:
         needs: capabilities that the request needs, each with the field that asks for it.
+        prompt_tokens: what the model must take at once, estimated; `input_field` is where it stands.
         limit: the most output tokens that the request allows, behind the name of the field that says so.
 
     Raises:
@@ -74,7 +76,7 @@ def select(
         raise BadRequest(
             f"The prompt has about {prompt_tokens} tokens; the longest context here is {longest}. Shorten it.",
             code="context_length_exceeded",
-            param="messages",
+            param=input_field,
         )
     fitting.sort(key=lambda name: prompt_tokens >= settings.models[name].context_length)
     candidates = [_candidate(settings, name) for name in fitting]

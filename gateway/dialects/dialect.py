@@ -15,6 +15,9 @@ from backends.attempt import Answer, Event, Native, Operation
 from backends.protocol import Json
 from gateway.dialects.errors import GatewayError
 
+# Fields that text completions and chats have in common, as far as rules and estimates read them.
+_SHARED = ("model", "max_tokens", "response_format", "stream", "temperature")
+
 
 @dataclass(slots=True)
 class Asked:
@@ -24,7 +27,9 @@ class Asked:
     the conversation, or texts as turns of a user. `choices` is how many answers are given, `generated` how many are
     made. `output_limit` is the most tokens that each may have, behind the name of the field that says so. `needs` maps
     each capability that the answering model must have to the field that asks for it. `native` is the request in the
-    client's own dialect, where that is another than the payload's.
+    client's own dialect, where that is another than the payload's. `longest` is how many tokens the longest of
+    several inputs has, by estimate, where the model reads one by one and so only each by itself must fit its context.
+    `input_field` is where the input stands.
     """
 
     operation: Operation
@@ -38,6 +43,8 @@ class Asked:
     needs: Mapping[str, str] = field(default_factory=dict)
     native: Native | None = None
     wants_usage: bool = True
+    longest: int | None = None
+    input_field: str = "messages"
 
     @property
     def max_tokens(self) -> int | None:
@@ -46,7 +53,11 @@ class Asked:
 
     def chat(self) -> Mapping[str, Any]:
         """The request as if it were a chat: what rules and estimates read, whatever the operation."""
-        return self.payload if self.operation == "chat" else {**self.payload, "messages": self.messages}
+        if self.operation == "chat":
+            return self.payload
+        # Only fields whose types were checked: any other may hold anything here.
+        shared = _SHARED if self.operation == "completions" else ("model",)
+        return {name: self.payload[name] for name in shared if name in self.payload} | {"messages": self.messages}
 
 
 class Writer(Protocol):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from backends.protocol import InvalidRequest, StreamOptions, check_ranges
+from backends.protocol import InvalidRequest, Json, StreamOptions, check_ranges
 from gateway.dialects import errors
 from gateway.dialects.dialect import Asked, Writer
 from gateway.dialects.errors import BadRequest, GatewayError
 from gateway.dialects.openai_answer import OpenAIWriter
 from gateway.dialects.openai_embeddings import texts_of
 from gateway.dialects.reading import bad_request, convert, decode
+from tiers.features import estimate_tokens
 
 _DEFAULT_MAX_TOKENS = 16  # what the dialect promises where the request does not say
 
@@ -29,6 +30,7 @@ class CompletionRequest(msgspec.Struct):
     max_tokens: int | None = None
     n: int | None = None
     presence_penalty: float | None = None
+    response_format: Json | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
@@ -46,7 +48,7 @@ class OpenAICompletions:
     keep_alive = b": keep-alive\n\n"
 
     def parse(self, body: bytes) -> Asked:
-        payload = decode(body)
+        payload = decode(body, tokens="prompt")
         request = convert(payload, CompletionRequest)
         try:
             check_ranges(request)
@@ -70,6 +72,8 @@ class OpenAICompletions:
             output_limit=("max_tokens", request.max_tokens or _DEFAULT_MAX_TOKENS),
             needs={"logprobs": "logprobs"} if request.logprobs is not None else {},
             wants_usage=bool(request.stream_options and request.stream_options.include_usage),
+            longest=max(map(estimate_tokens, prompts)),
+            input_field="prompt",
         )
 
     def writer(self, asked: Asked, request_id: str) -> Writer:

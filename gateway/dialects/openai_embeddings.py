@@ -13,6 +13,7 @@ from gateway.dialects.dialect import Asked, Writer
 from gateway.dialects.errors import BadRequest, GatewayError
 from gateway.dialects.openai_answer import OpenAIWriter
 from gateway.dialects.reading import convert, decode
+from tiers.features import estimate_tokens
 
 MAX_INPUTS = 2048
 
@@ -55,7 +56,7 @@ class OpenAIEmbeddings(_Plain):
     route = "embeddings"
 
     def parse(self, body: bytes) -> Asked:
-        payload = decode(body)
+        payload = decode(body, tokens="input")
         request = convert(payload, EmbeddingsRequest)
         if request.encoding_format not in (None, "float", "base64"):
             text = "'encoding_format' must be float or base64."
@@ -66,7 +67,8 @@ class OpenAIEmbeddings(_Plain):
             # A list of token ids may be longer than that, but no model takes so long a text.
             text = f"'input' takes 1 to {MAX_INPUTS} texts, none of them empty."
             raise BadRequest(text, code="invalid_value", param="input")
-        return _asked("embeddings", request.model, payload, texts_of(request.input, "input"))
+        texts = texts_of(request.input, "input")
+        return _asked("embeddings", request.model, payload, texts, max(map(estimate_tokens, texts)), "input")
 
 
 class Rerank(_Plain):
@@ -81,14 +83,16 @@ class Rerank(_Plain):
             raise BadRequest("'documents' must hold at least one.", code="empty_array", param="documents")
         if request.top_n is not None and request.top_n < 1:
             raise BadRequest("'top_n' must be at least 1.", code="invalid_value", param="top_n")
-        texts = [request.query]
+        documents: list[str] = []
         for i, document in enumerate(request.documents):
             text = document if isinstance(document, str) else document.get("text")
             if not isinstance(text, str):
                 where = f"documents[{i}]"
                 raise BadRequest(f"'{where}' must be a text or have one.", code="invalid_type", param=where)
-            texts.append(text)
-        return _asked("rerank", request.model, payload, texts)
+            documents.append(text)
+        # The query is read again with each document.
+        longest = estimate_tokens(request.query) + max(map(estimate_tokens, documents))
+        return _asked("rerank", request.model, payload, [request.query, *documents], longest, "documents")
 
 
 def texts_of(given: str | Sequence[str | int | Sequence[int]], field: str) -> list[str]:
@@ -108,9 +112,9 @@ def texts_of(given: str | Sequence[str | int | Sequence[int]], field: str) -> li
     return [item if isinstance(item, str) else "    " * len(item) for item in given if not isinstance(item, int)]
 
 
-def _asked(operation: Operation, model: str, payload: Json, texts: list[str]) -> Asked:
+def _asked(operation: Operation, model: str, payload: Json, texts: list[str], longest: int, field: str) -> Asked:
     messages = [{"role": "user", "content": text} for text in texts]
-    return Asked(operation, model, payload, messages, generated=0)
+    return Asked(operation, model, payload, messages, generated=0, longest=longest, input_field=field)
 
 
 EMBEDDINGS = OpenAIEmbeddings()

@@ -61,6 +61,13 @@ async def upstream():
 async def door(tmp_path, upstream):
     models = {
         "text": {"tier": "small", "backend": "main", "upstream_model": "text,chunks=1", "price": PRICE},
+        "narrow": {
+            "tier": "medium",
+            "backend": "main",
+            "upstream_model": "text",
+            "context_length": 256,
+            "price": PRICE,
+        },
         "cut": {"tier": "small", "backend": "main", "upstream_model": "cut,after=1,chunks=3", "price": PRICE},
     }
     async with front_door(tmp_path, configuration({"main": upstream}, models)) as door:
@@ -118,6 +125,9 @@ async def test_a_cut_is_an_error_and_counts_what_came(door: FrontDoor) -> None:
         ({"n": 0}, "n"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"temperature": 3}, "temperature"),
+        ({"response_format": "json"}, "response_format"),
+        ({"prompt": ["x"] * 2049}, "prompt"),
+        ({"prompt": [5] * 1_048_577}, "prompt"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"logprobs": 2}, "logprobs"),  # no model here has them
     ],
@@ -126,3 +136,11 @@ async def test_bad_input_names_the_field(door: FrontDoor, changes: dict[str, Any
     body = {"model": "text", "prompt": "Once", **changes}
     response = await door.client.post("/v1/completions", json=body, headers=door.headers())
     assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
+
+
+async def test_only_each_prompt_by_itself_must_fit_the_context(door: FrontDoor, sdk: openai.AsyncOpenAI) -> None:
+    answer = await sdk.completions.create(model="narrow", prompt=["Once upon a time"] * 300, max_tokens=5)
+    assert len(answer.choices) == 300
+    with pytest.raises(openai.BadRequestError) as refused:
+        await sdk.completions.create(model="narrow", prompt=["Once", "upon a time " * 600], max_tokens=5)
+    assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "prompt")

@@ -88,3 +88,54 @@ async def test_bad_input_names_the_field(door: FrontDoor, changes: dict[str, Any
     body = {"model": "vectors", "input": "a", **changes}
     response = await door.client.post("/v1/embeddings", json=body, headers=door.headers())
     assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
+
+
+LONG = "一段很长的文字" * 200  # far more tokens than 256, though fewer characters than the texts below
+
+
+@pytest_asyncio.fixture
+async def narrow(tmp_path, upstream):
+    """A gateway whose models read 256 tokens at once."""
+    models = {
+        name: {"kind": kind, "backend": "main", "upstream_model": "mock", "context_length": 256, "price": PRICE}
+        for name, kind in (("narrow", "embedding"), ("judge", "rerank"))
+    }
+    async with front_door(tmp_path, configuration({"main": upstream}, models)) as door:
+        yield door
+
+
+async def test_only_each_text_by_itself_must_fit_the_context(narrow: FrontDoor, upstream: MockUpstream) -> None:
+    texts = [f"The text number {i} of this batch is short." for i in range(2048)]
+    response = await narrow.client.post(
+        "/v1/embeddings", json={"model": "narrow", "input": texts}, headers=narrow.headers()
+    )
+    assert response.status_code == 200, response.text
+    assert msgspec.json.decode(upstream.records[-1].body)["input"] == texts
+    poor = await narrow.key(budget_nanousd=2_048_000)  # a token for each: what is held is the sum of all
+    response = await narrow.client.post(
+        "/v1/embeddings", json={"model": "narrow", "input": texts}, headers=narrow.headers(poor)
+    )
+    assert (response.status_code, response.json()["error"]["code"]) == (429, "budget_exhausted")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/embeddings", {"model": "narrow", "input": ["a longer one " * 120, LONG]}, "input"),
+        ("/v1/rerank", {"model": "judge", "query": "a", "documents": ["b", LONG]}, "documents"),
+        ("/v1/rerank", {"model": "judge", "query": LONG, "documents": ["a", "b"]}, "documents"),
+    ],
+)
+async def test_a_text_that_is_too_long_is_refused_by_its_field(
+    narrow: FrontDoor, path: str, body: dict[str, Any], param: str
+) -> None:
+    response = await narrow.client.post(path, json=body, headers=narrow.headers())
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", param)
+
+
+async def test_documents_fit_one_by_one(narrow: FrontDoor, upstream: MockUpstream) -> None:
+    documents = ["a document of some words"] * 300
+    body = {"model": "judge", "query": "words", "documents": documents}
+    await narrow.client.post("/v1/rerank", json=body, headers=narrow.headers())
+    assert msgspec.json.decode(upstream.records[-1].body)["documents"] == documents
