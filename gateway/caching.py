@@ -119,7 +119,10 @@ class Turn:
         assert life.decision is not None
         found: Lookup | None = None
         if not ticket.leader:
-            found = await ticket.result(FLIGHT_TIMEOUT_S)
+            patience_s = FLIGHT_TIMEOUT_S
+            if life.deadline is not None:  # once it has passed, the dispatcher asks nobody any more and says so
+                patience_s = min(patience_s, life.deadline - time.monotonic())
+            found = await ticket.result(patience_s)
         if found is None and ticket.leader:
             policy = life.decision.cache
             assert self.mode != "off"

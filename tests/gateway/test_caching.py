@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -144,6 +145,21 @@ async def test_a_salt_keeps_answers_and_prefix_pages_apart(open_door: Open, upst
         assert len(set(salts)) == 3
         assert all(1 <= len(salt) <= 128 for salt in salts), "the engine takes no longer one"
         assert "a" not in salts, "a client's own salt could be another team's"
+
+
+async def test_who_waits_for_the_same_question_waits_no_longer_than_its_deadline(
+    open_door: Open, upstream: MockUpstream
+) -> None:
+    async with open_door() as door:
+        upstream.override = "hang"
+        first = asyncio.create_task(door.chat())
+        await upstream.until(lambda: upstream.requests == 1)
+        second = await door.chat(headers={"x-tierline-deadline-ms": "200"})
+        assert not first.done(), "it waited until the other one had its answer"
+        assert (second.status_code, second.json()["error"]["code"]) == (504, "backend_deadline")
+        assert upstream.requests == 1
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
 
 
 def salt_of(body: bytes) -> str:
