@@ -41,6 +41,12 @@ class Endpoint:
         head = b"POST %b%b%b%bcontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
         return head % (self.origin.path.encode(), path.encode(), self._head, changing, len(body)) + body
 
+    def post_beside(self, path: str, body: bytes, request_id: str) -> bytes:
+        """The bytes of a POST of JSON to a page that lies beside `/v1`, not below it."""
+        root = self.origin.path.removesuffix("/v1")
+        changing = b"x-request-id: %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        return b"POST %b%b" % ((root + path).encode(), self._head) + changing % (request_id.encode(), len(body)) + body
+
     def get(self, path: str) -> bytes:
         """The bytes of a GET of an absolute path on this replica."""
         return b"GET " + path.encode() + self._head + b"\r\n"

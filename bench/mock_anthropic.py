@@ -34,6 +34,7 @@ _TYPES = {
     529: "overloaded_error",
 }
 _USAGE = {"input_tokens": 12, "cache_creation_input_tokens": 3, "cache_read_input_tokens": 5, "output_tokens": 34}
+_COUNT, _COUNTED = "/messages/count_tokens", 2095
 _SIGNATURE = "c2lnbmF0dXJl"
 _THOUGHT = "Which rivers come to mind?"
 _TEXT = "The Rhine, the Danube and the Loire have shaped the towns on their banks."
@@ -83,7 +84,22 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True):
         return list(zip(names, inputs, strict=False))[:most]
 
 
+class _CountRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """What the API counts: a message without what only concerns its answer."""
+
+    model: str
+    messages: Annotated[list[_Turn], Meta(min_length=1)]
+    system: str | list[Json] = ""
+    tools: list[Json] = []
+    tool_choice: Json | UnsetType = UNSET
+    thinking: Json | UnsetType = UNSET
+    output_config: Json = {}
+    cache_control: Json | UnsetType = UNSET
+    context_management: Json | UnsetType = UNSET  # a beta
+
+
 _request = msgspec.json.Decoder(_Request)
+_count = msgspec.json.Decoder(_CountRequest)
 
 
 @functools.lru_cache(maxsize=256)
@@ -93,13 +109,20 @@ def _read(body: bytes) -> _Request:
 
 def _fault(record: Record) -> tuple[int, str] | None:
     """Status and message for a request that the API would not take."""
-    if not record.path.endswith("/messages"):
+    counts = record.path.endswith(_COUNT)
+    if not counts and not record.path.endswith("/messages"):
         return 404, "no such path"
     if not {"x-api-key", "authorization"} & set(record.headers):  # the SDK sends the latter
         return 401, "x-api-key header is required"
     version = record.headers.get("anthropic-version")
     if version not in ("2023-06-01", "2026-10-21"):
         return 400, "anthropic-version: header is required"
+    if counts:
+        try:
+            _count.decode(record.body)
+        except msgspec.MsgspecError as error:
+            return 400, str(error)
+        return None
     try:
         request = _read(record.body)
     except msgspec.MsgspecError as error:
@@ -138,6 +161,8 @@ class AnthropicWire:
         return sse(self.error(message, code), b"error")
 
     def answer(self, record: Record) -> bytes:
+        if record.path.endswith(_COUNT):
+            return http_answer(200, b'{"input_tokens":%d}' % _COUNTED)
         request = _read(record.body)
         calls = request.calls()
         content: list[Json] = []

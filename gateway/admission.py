@@ -206,8 +206,8 @@ def _named(settings: Settings, principal: Principal, name: str, kind: str) -> st
     raise NotFound(f"No model for {kind} is configured that this key may use.", code="model_not_found", param="model")
 
 
-async def admit(services: Services, life: Life) -> None:
-    """Take the request off the limits and set its money aside, in one round trip.
+async def admit(services: Services, life: Life, *, free: bool = False) -> None:
+    """Take the request off the limits and set its money aside, in one round trip. `free`: it will ask no model.
 
     Raises:
         RateLimited, OutOfBudget: with `retry-after`.
@@ -217,7 +217,7 @@ async def admit(services: Services, life: Life) -> None:
     assert policy is not None
     scopes = _scopes(principal, policy)
     tokens = cost_nanousd = 0
-    if "only-if-cached" in life.cache_directives:
+    if free or "only-if-cached" in life.cache_directives:
         # It asks no model and costs nothing, so it needs no money and no tokens: a spent budget does not stop it.
         scopes = tuple(replace(scope, tokens_per_minute=None, budget_nanousd=None) for scope in scopes)
     else:

@@ -19,6 +19,7 @@ from gateway.dialects.openai_completions import COMPLETIONS
 from gateway.dialects.openai_embeddings import EMBEDDINGS, RERANK
 from gateway.http import JSON_TYPE, ClientGone, Exchange, Receive, Scope, Send
 from gateway.services import Services
+from gateway.token_counting import count_tokens
 
 logger = logging.getLogger("tierline")
 
@@ -38,6 +39,7 @@ ROUTES: Mapping[tuple[str, str], Route] = {
     ("POST", "/v1/chat/completions"): Route(pipeline.endpoint(CHAT), "key"),
     ("POST", "/v1/completions"): Route(pipeline.endpoint(COMPLETIONS), "key"),
     ("POST", "/v1/messages"): Route(pipeline.endpoint(MESSAGES), "key"),
+    ("POST", "/v1/messages/count_tokens"): Route(count_tokens, "key"),
     ("POST", "/v1/embeddings"): Route(pipeline.endpoint(EMBEDDINGS), "key"),
     ("POST", "/v1/rerank"): Route(pipeline.endpoint(RERANK), "key"),
     ("GET", "/v1/models"): Route(pages.models, "key"),

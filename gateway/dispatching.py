@@ -32,7 +32,7 @@ async def dispatch(services: Services, life: Life, accounting: Accounting) -> Di
         deadline=life.deadline,
         extra=lambda candidate: services.extra_fields(candidate, life),
         native=asked.native,
-        headers=_native_headers(life) if asked.native is not None else {},
+        headers=native_headers(life) if asked.native is not None else {},
         owner=life.principal.key_id if life.principal else "",
     )
     try:
@@ -54,7 +54,7 @@ async def dispatch(services: Services, life: Life, accounting: Accounting) -> Di
     return answer
 
 
-def _native_headers(life: Life) -> dict[str, str]:
+def native_headers(life: Life) -> dict[str, str]:
     """Headers that belong to a request in its own dialect: Anthropic's betas change what its body may hold."""
     betas = life.exchange.header(b"anthropic-beta")
     return {} if betas is None else {"anthropic-beta": betas}

@@ -79,6 +79,7 @@ def document(server_url: str) -> dict[str, Any]:
                     "Answer a conversation in the Anthropic dialect.", "createMessage", "MessagesRequest"
                 )
             },
+            "/v1/messages/count_tokens": {"post": _count_route()},
             "/v1/models": {"get": _get("List the models that this key may use.", "listModels")},
             "/v1/models/{model}": {"get": _get("Describe one model.", "getModel", ["model"])},
             "/health/live": {"get": _open("The process runs.", "live")},
@@ -134,6 +135,18 @@ def _model_route(
         "responses": {"200": {"description": "The answer.", "content": content, "headers": headers}}
         | _error_responses(*_ERRORS),
     }
+
+
+def _count_route() -> Json:
+    count: Json = {"type": "object", "properties": {"input_tokens": {"type": "integer"}}, "required": ["input_tokens"]}
+    route = _model_route("Count the input tokens of a message.", "countMessageTokens", "MessagesRequest", answer=count)
+    answer = route["responses"]["200"]
+    del answer["content"]["text/event-stream"]
+    text = "counted by the server that would answer, or estimated."
+    answer["headers"] = {
+        name: answer["headers"][name] for name in ("x-request-id", "x-tierline-policy", "x-tierline-model")
+    } | {"x-tierline-count": {"description": text, "schema": {"type": "string"}}}
+    return route
 
 
 def _get(summary: str, operation: str, path_parameters: list[str] | None = None) -> dict[str, Any]:
