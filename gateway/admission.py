@@ -165,12 +165,13 @@ async def route(services: Services, life: Life) -> None:
     profile = None
     if policy.needs_profile and (name == "auto" or name in policy.document.applies_to.models):
         profile = services.classifier.classify(
+    chat = asked.chat()
             asked.messages,
-            tools=bool(asked.payload.get("tools")),
-            response_format=asked.payload.get("response_format"),
+            tools=bool(chat.get("tools")),
+            response_format=chat.get("response_format"),
             max_tokens=asked.max_tokens,
         )
-    life.facts = from_chat({**asked.chat(), "model": name} if name != asked.model else asked.chat(), context, profile)
+    life.facts = from_chat({**chat, "model": name} if name != asked.model else chat, context, profile)
     life.policy = policy
     life.decision = decide(policy, life.facts)
     life.input_estimate = life.facts.prompt_tokens

@@ -62,7 +62,7 @@ def create_app(model: Model, client: EngineClient) -> Starlette:
     return Starlette(
         routes=[
             Route("/v1/chat/completions", _Endpoint(client, server.chat_job), methods=["POST"]),
-            Route("/v1/completions", _Endpoint(client, server.completion_job), methods=["POST"]),
+            Route("/v1/completions", _Endpoint(client, server.completion_job, tokens="prompt"), methods=["POST"]),
             Route("/v1/models", server.models, methods=["GET"]),
             Route("/health", server.health, methods=["GET"]),
             Route("/metrics", server.metrics, methods=["GET"]),
@@ -77,9 +77,11 @@ def create_app(model: Model, client: EngineClient) -> Starlette:
 class _Endpoint:
     """An ASGI endpoint that reads a JSON body, makes a job of it and responds."""
 
-    def __init__(self, client: EngineClient, make_job: MakeJob) -> None:
+    def __init__(self, client: EngineClient, make_job: MakeJob, *, tokens: str | None = None) -> None:
+        """`tokens`: the field of its requests that may hold many token ids."""
         self._client = client
         self._make_job = make_job
+        self._tokens = tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = Headers(scope=scope).get("x-request-id") or uuid.uuid4().hex
@@ -92,10 +94,11 @@ class _Endpoint:
             await send_error(as_api_error(error), request_id, send)
 
     async def _job(self, raw: bytes, request_id: str) -> Job:
-        if len(raw) < _LONG_BODY_BYTES:
-            return self._make_job(decode_object(raw), request_id)
+        def make() -> Job:
+            return self._make_job(decode_object(raw, tokens=self._tokens), request_id)
+
         # Reading and tokenizing a long prompt takes long enough to hold up everybody else's tokens.
-        return await asyncio.to_thread(lambda: self._make_job(decode_object(raw), request_id))
+        return make() if len(raw) < _LONG_BODY_BYTES else await asyncio.to_thread(make)
 
 
 class EngineServer:
@@ -268,7 +271,7 @@ class EngineServer:
 
     async def detokenize(self, request: Request) -> Response:
         try:
-            asked = msgspec.convert(decode_object(await request.body()), DetokenizeRequest)
+            asked = msgspec.convert(decode_object(await request.body(), tokens="tokens"), DetokenizeRequest)
             if asked.model is not None:
                 self._model.check_name(asked.model)
             self._model.check_ids(asked.tokens, "tokens")

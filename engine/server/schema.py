@@ -10,8 +10,11 @@ from typing import Any
 
 import msgspec
 
+from backends.bounds import check_bounds
 from backends.protocol import ChatRequest, Json, StreamOptions
 from engine.server.errors import ApiError
+
+_LONGEST_NAME = 64
 
 
 class Extras(msgspec.Struct):
@@ -83,11 +86,12 @@ class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
     model: str | None = None
 
 
-def decode_object(raw: bytes) -> dict[str, Any]:
-    """The JSON object of a request body.
+def decode_object(raw: bytes, *, tokens: str | None = None) -> dict[str, Any]:
+    """The JSON object of a request body. `tokens` names the field that may hold many token ids, if there is one.
 
     Raises:
         ApiError: 400 if the body is not a JSON object.
+        InvalidRequest: it is nested too deeply or holds too many elements.
     """
     try:
         body = msgspec.json.decode(raw)
@@ -95,6 +99,7 @@ def decode_object(raw: bytes) -> dict[str, Any]:
         raise ApiError(400, f"The body is not valid JSON: {error}", code="invalid_json") from error
     if not isinstance(body, dict):
         raise ApiError(400, "The body must be a JSON object.", code="invalid_json")
+    check_bounds(body, tokens=tokens)
     return body
 
 
@@ -126,6 +131,7 @@ def _refuse_unknown(body: dict[str, Any], *structs: type[msgspec.Struct]) -> Non
 def _refuse(body: dict[str, Any], known: set[str], prefix: str) -> None:
     for name in body:
         if name not in known:
+            name = name[:_LONGEST_NAME]  # of the client's: to compare or to repeat a long one would take long
             close = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean '{prefix}{close[0]}'?" if close else ""
             raise ApiError(

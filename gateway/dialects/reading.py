@@ -1,4 +1,4 @@
-"""Request bodies, read the same way for every dialect: JSON, then the types of its fields; errors name the field."""
+"""Request bodies, read alike for every dialect: JSON, its bounds, the types of its fields; errors name the field."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
+from backends.bounds import check_bounds
 from backends.protocol import InvalidRequest, Json, wrong_type
 from gateway.dialects.errors import BadRequest
 
@@ -13,11 +14,11 @@ _T = TypeVar("_T")
 _decoder = msgspec.json.Decoder()
 
 
-def decode(body: bytes) -> Json:
-    """The JSON object of a body.
+def decode(body: bytes, *, tokens: str | None = None) -> Json:
+    """The JSON object of a body. `tokens` names the field that may hold a great many token ids, if there is one.
 
     Raises:
-        BadRequest: it is not JSON, or not an object.
+        BadRequest: it is not JSON, not an object, nested too deeply, or holds too many elements.
     """
     try:
         payload = _decoder.decode(body)
@@ -25,6 +26,10 @@ def decode(body: bytes) -> Json:
         raise BadRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from None
     if not isinstance(payload, dict):
         raise BadRequest("The body must be a JSON object.", code="invalid_type")
+    try:
+        check_bounds(payload, tokens=tokens)
+    except InvalidRequest as error:
+        raise bad_request(error) from None
     return payload
 
 

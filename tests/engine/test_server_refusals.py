@@ -58,6 +58,9 @@ CHAT_REFUSALS = [
     ({"ignore_eos": "yes"}, "invalid_type", "ignore_eos"),
     ({"stop_token_ids": [10**8]}, "invalid_value", "stop_token_ids"),
     ({"stop_token_ids": [2, "x"]}, "invalid_type", "stop_token_ids[1]"),
+    ({"messages": FRANCE * 10_001}, "array_too_long", "messages"),
+    ({"logit_bias": {str(i): 1 for i in range(4097)}}, "array_too_long", "logit_bias"),
+    ({"stop_token_ids": [2] * 4097}, "array_too_long", "stop_token_ids"),
     ({"logit_bias": {"99999999": 1}}, "invalid_value", "logit_bias"),
     ({"logit_bias": {"²": 1}}, "invalid_value", "logit_bias"),
     ({"logit_bias": {"9" * 5000: 1}}, "invalid_value", "logit_bias"),
@@ -106,6 +109,8 @@ def test_what_is_not_honoured_is_refused(server, change, code, param):
         ({"prompt": [10**8]}, "invalid_value", "prompt"),
         ({"top_k": "many"}, "invalid_type", "top_k"),
         ({"cache_salt": "x" * 129}, "invalid_value", "cache_salt"),
+        ({"prompt": [[5]] * 2049}, "array_too_long", "prompt"),
+        ({"response_format": "json"}, "invalid_type", "response_format"),
         ({"prompt": [5] * 1024}, "context_length_exceeded", "prompt"),
     ],
 )
@@ -138,7 +143,8 @@ def test_wrong_bodies_paths_methods_and_models(server):
     post = server.http.post
     assert post("/v1/chat/completions", content=b"{oops").json()["error"]["code"] == "invalid_json"
     assert post("/v1/chat/completions", content=b"[1]").status_code == 400
-    for odd in (b"[" * 100_000, b"\xff\xfe"):
+    deep = b'{"chat_template_kwargs": ' + b'{"a":' * 600 + b"1" + b"}" * 601
+    for odd in (b"[" * 100_000, b"\xff\xfe", deep):
         assert post("/v1/chat/completions", content=odd).json()["error"]["code"] == "invalid_json"
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=30) as connection:
@@ -161,7 +167,7 @@ def test_a_prompt_that_can_never_fit_is_a_400_with_the_numbers_streaming_or_not(
     assert fits["choices"][0]["finish_reason"] == "length"
 
 
-@pytest.mark.parametrize(("prompt", "n"), [(["x"] * 400, 1), ([[5]] * 2000, 64), ([[5]] * 500_000, 1)])
+@pytest.mark.parametrize(("prompt", "n"), [(["x"] * 400, 1), ([[5]] * 2000, 64)])
 def test_too_many_answers_are_refused_before_any_is_made(server, prompt, n):
     response = server.post("/v1/completions", prompt=prompt, n=n, max_tokens=1)
     error = response.json()["error"]

@@ -122,6 +122,15 @@ async def test_health_metrics_and_openapi_are_open(door: FrontDoor) -> None:
 # -- bad requests ------------------------------------------------------------------------------------------------------
 
 MESSAGES = [{"role": "user", "content": "hi"}]
+TEXT = {"type": "text", "text": "hi"}
+
+
+def nested(levels: int) -> dict[str, Any]:
+    """An object that holds one, that holds one, …"""
+    found: dict[str, Any] = {"type": "text", "text": "hi"}
+    for _ in range(levels):
+        found = {"type": "text", "text": "hi", "zz": found}
+    return found
 
 
 @pytest.mark.parametrize(
@@ -163,6 +172,25 @@ MESSAGES = [{"role": "user", "content": "hi"}]
             "messages[0].content[0].text",
         ),
         ({"model": "nope", "messages": MESSAGES}, 404, "model_not_found", "model"),
+        ({"model": "mock", "messages": MESSAGES, "zz": nested(900)}, 400, "invalid_json", None),
+        ({"model": "mock", "messages": MESSAGES, "chat_template_kwargs": nested(64)}, 400, "invalid_json", None),
+        ({"model": "mock", "messages": [{"role": "user", "content": [nested(500)]}]}, 400, "invalid_json", None),
+        ({"model": "mock", "messages": MESSAGES * 10_001}, 400, "array_too_long", "messages"),
+        (
+            {"model": "mock", "messages": [*MESSAGES, {"role": "user", "content": [TEXT] * 10_001}]},
+            400,
+            "array_too_long",
+            "messages[1].content",
+        ),
+        ({"model": "mock", "messages": MESSAGES, "tools": [{}] * 1025}, 400, "array_too_long", "tools"),
+        ({"model": "mock", "messages": MESSAGES, "zz": [0] * 100_000}, 400, "array_too_long", None),
+        ({"model": "mock", "messages": MESSAGES} | {f"z{i}": 0 for i in range(255)}, 400, "array_too_long", None),
+        (
+            {"model": "mock", "messages": MESSAGES, "logit_bias": {str(i): 1 for i in range(4097)}},
+            400,
+            "array_too_long",
+            "logit_bias",
+        ),
     ],
 )
 async def test_bad_requests_get_a_clear_error(
@@ -176,6 +204,12 @@ async def test_bad_requests_get_a_clear_error(
     assert error["request_id"] == response.headers["x-request-id"]
     assert upstream.requests == 0
     assert await door.rows() == []
+
+
+async def test_as_deep_and_as_long_as_is_allowed_passes(door: FrontDoor) -> None:
+    body = {"messages": MESSAGES * 1000, "zz": nested(62), "logit_bias": {str(i): 1 for i in range(4096)}}
+    response = await door.chat(**body)
+    assert response.status_code == 200, response.text
 
 
 @pytest.mark.parametrize(
