@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -86,6 +87,8 @@ def read_headers(life: Life) -> None:
 
 
 def _tags(header: str) -> dict[str, str]:
+    with suppress(UnicodeDecodeError):  # clients send UTF-8; what is none stays Latin-1, as HTTP once had it
+        header = header.encode("latin-1").decode()
     tags: dict[str, str] = {}
     for pair in header.split(","):
         name, separator, value = pair.strip().partition("=")
@@ -162,10 +165,10 @@ async def route(services: Services, life: Life) -> None:
         budget_used=max(used.values(), default=0.0),
         pinned_tier=pinned,
     )
+    chat = asked.chat()
     profile = None
     if policy.needs_profile and (name == "auto" or name in policy.document.applies_to.models):
         profile = services.classifier.classify(
-    chat = asked.chat()
             asked.messages,
             tools=bool(chat.get("tools")),
             response_format=chat.get("response_format"),

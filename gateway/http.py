@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from typing import Any
 
 import uuid_utils
@@ -29,6 +29,10 @@ SSE_HEADERS: tuple[Header, ...] = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
+
+
+# A request with two of these asks for two things at once: to choose one would be a guess, with keys a dangerous one.
+_ONCE = frozenset({b"authorization", b"x-api-key", b"x-tierline-deadline-ms", b"x-tierline-tier"})
 
 
 class ClientGone(Exception):
@@ -64,9 +68,13 @@ class Exchange:
         self.gone = False  # whether the client left
 
     def header(self, name: bytes) -> str | None:
-        """A request header by its lower-case name; of several with one name, the last."""
+        """A request header by its lower-case name; several lines of one name are one list, as HTTP has it.
+
+        Raises:
+            BadRequest: the request has different values for a header that takes one.
+        """
         if self._headers is None:
-            self._headers = dict(self.scope["headers"])
+            self._headers = _folded(self.scope["headers"])
         value = self._headers.get(name)
         return None if value is None else value.decode("latin-1")
 
@@ -145,3 +153,19 @@ class Exchange:
         """A whole answer at once."""
         await self.start(status, [*headers, (b"content-length", str(len(body)).encode())])
         await self.end(body)
+
+
+def _folded(lines: Sequence[Header]) -> dict[bytes, bytes]:
+    """Header lines by name, those of one name joined by commas (RFC 9110, section 5.3)."""
+    headers = dict(lines)
+    if len(headers) == len(lines):
+        return headers
+    values: dict[bytes, list[bytes]] = {}
+    for name, value in lines:
+        given = values.setdefault(name, [])
+        if value not in given:
+            given.append(value)
+    for name in _ONCE & values.keys():
+        if len(values[name]) > 1:
+            raise BadRequest(f"The request has '{name.decode()}' more than once, with different values; send one.")
+    return {name: b", ".join(given) for name, given in values.items()}
