@@ -166,6 +166,7 @@ async def route(services: Services, life: Life) -> None:
         pinned_tier=pinned,
     )
     chat = asked.chat()
+    chat = asked.chat()
     profile = None
     if policy.needs_profile and (name == "auto" or name in policy.document.applies_to.models):
         profile = services.classifier.classify(
