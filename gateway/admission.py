@@ -144,7 +144,9 @@ async def route(services: Services, life: Life) -> None:
     if name != "auto" and settings.models[name].kind != kind:
         text = f"The model '{name}' is for {settings.models[name].kind}, not for {kind}."
         raise BadRequest(text, code="wrong_kind_of_model", param="model")
-    pinned = life.exchange.header(b"x-tierline-tier") if kind == "chat" else None
+    pinned = life.exchange.header(b"x-tierline-tier")
+    if pinned is not None and kind != "chat":
+        raise BadRequest(f"'x-tierline-tier' is for chat; models for {kind} have no tier.", code="invalid_tier")
     if pinned is not None and pinned not in TIERS:
         raise BadRequest(f"'x-tierline-tier' must be one of {', '.join(TIERS)}.", code="invalid_tier")
     subject = Subject(
@@ -165,7 +167,6 @@ async def route(services: Services, life: Life) -> None:
         budget_used=max(used.values(), default=0.0),
         pinned_tier=pinned,
     )
-    chat = asked.chat()
     chat = asked.chat()
     profile = None
     if policy.needs_profile and (name == "auto" or name in policy.document.applies_to.models):
