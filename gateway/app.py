@@ -53,6 +53,7 @@ _PATHS: Mapping[str, frozenset[str]] = {
     path: frozenset(method for method, other in ROUTES if other == path) for _, path in ROUTES
 }
 _MODEL_PREFIX = "/v1/models/"
+_MESSAGES_PATH = "/v1/messages"  # here and below it, clients expect the errors of the Anthropic dialect
 
 
 class App:
@@ -123,4 +124,5 @@ async def respond_error(exchange: Exchange, error: GatewayError) -> None:
         return
     headers = [JSON_TYPE, (b"x-request-id", exchange.request_id.encode())]
     headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
-    await exchange.respond(error.status, headers, errors.body(error, exchange.request_id))
+    say = MESSAGES.error if exchange.scope["path"].startswith(_MESSAGES_PATH) else errors.body
+    await exchange.respond(error.status, headers, say(error, exchange.request_id))

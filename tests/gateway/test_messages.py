@@ -293,3 +293,19 @@ async def test_bad_input_names_the_field(door: FrontDoor, changes: dict[str, Any
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param
     assert response.json()["request_id"] == response.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "kind"),
+    [
+        ("GET", "/v1/messages", 405, "invalid_request_error"),
+        ("POST", "/v1/messages/batches", 404, "not_found_error"),
+    ],
+)
+async def test_what_is_not_there_is_said_in_the_dialect(
+    door: FrontDoor, method: str, path: str, status: int, kind: str
+) -> None:
+    response = await door.client.request(method, path, headers=door.headers())
+    said = response.json()
+    assert (response.status_code, said["type"], said["error"]["type"]) == (status, "error", kind)
+    assert said["request_id"] == response.headers["x-request-id"]
