@@ -45,7 +45,7 @@ _RESPONSE_HEADERS = {
 }
 
 
-def document(server_url: str) -> dict[str, Any]:
+def document() -> dict[str, Any]:
     """The whole document, as plain data."""
     requests = [ChatRequest, CompletionRequest, MessagesRequest, EmbeddingsRequest, RerankRequest]
     _, components = msgspec.json.schema_components([*requests, ChatCompletion, ChatChunk], ref_template=_REF)
@@ -57,7 +57,7 @@ def document(server_url: str) -> dict[str, Any]:
             "version": metadata.version("tierline"),
             "description": "One endpoint for every large language model a company uses.",
         },
-        "servers": [{"url": server_url}],
+        "servers": [{"url": "/"}],  # where this document came from, whatever the client and proxies call it
         "security": [{"key": []}],
         "paths": {
             "/v1/chat/completions": {

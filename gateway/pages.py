@@ -9,6 +9,7 @@ import msgspec
 from prometheus_client import generate_latest
 
 from gateway import openapi as openapi_document
+from gateway.access.principal import Principal
 from gateway.admission import authenticate
 from gateway.dialects.errors import NotAllowed, NotFound
 from gateway.engine_metrics import engine_metrics
@@ -25,9 +26,10 @@ async def _json(exchange: Exchange, document: Any, status: int = 200) -> None:
 
 
 async def models(services: Services, exchange: Exchange) -> None:
-    """`GET /v1/models`: `auto` and the models that this key may use."""
+    """`GET /v1/models`: the models that this key may use, and `auto` if it can choose one of them."""
     principal = await authenticate(services, exchange)
-    names = ["auto", *(name for name in services.settings.models if principal.may_use(name))]
+    names = ["auto"] if _may_use_auto(services, principal) else []
+    names += [name for name in services.settings.models if principal.may_use(name)]
     await _json(exchange, {"object": "list", "data": [_describe(services, name) for name in names]})
 
 
@@ -37,9 +39,17 @@ async def model(services: Services, exchange: Exchange) -> None:
     name = unquote(exchange.scope["path"].removeprefix("/v1/models/"))
     if name != "auto" and name not in services.settings.models:
         raise NotFound(f"The model '{name[:100]}' does not exist here.", code="model_not_found", param="model")
-    if name != "auto" and not principal.may_use(name):
+    if not (principal.may_use(name) or (name == "auto" and _may_use_auto(services, principal))):
         raise NotAllowed(f"This key may not use the model '{name}'.", code="model_not_allowed")
     await _json(exchange, _describe(services, name))
+
+
+def _may_use_auto(services: Services, principal: Principal) -> bool:
+    """Whether `auto` can lead to a model of this key: one of a tier, or of a kind that has no tiers."""
+    if principal.may_use("auto"):
+        return True
+    models = services.settings.models.items()
+    return any(principal.may_use(name) and (model.tier or model.kind != "chat") for name, model in models)
 
 
 def _describe(services: Services, name: str) -> dict[str, Any]:
@@ -93,6 +103,4 @@ async def metrics(services: Services, exchange: Exchange) -> None:
 
 async def openapi(services: Services, exchange: Exchange) -> None:
     """`GET /openapi.json`."""
-    host = exchange.header(b"host") or f"{services.settings.server.host}:{services.settings.server.port}"
-    scheme = "https" if exchange.header(b"x-forwarded-proto") == "https" else "http"  # a proxy in front has the TLS
-    await _json(exchange, openapi_document.document(f"{scheme}://{host}"))
+    await _json(exchange, openapi_document.document())
