@@ -90,6 +90,26 @@ async def test_bad_input_names_the_field(door: FrontDoor, changes: dict[str, Any
     assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
 
 
+@pytest.mark.parametrize("tier", ["bogus", "small"])
+async def test_there_is_no_tier_to_ask_for(door: FrontDoor, upstream: MockUpstream, tier: str) -> None:
+    body = {"model": "vectors", "input": "a"}
+    headers = {**door.headers(), "x-tierline-tier": tier}
+    response = await door.client.post("/v1/embeddings", json=body, headers=headers)
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_tier")
+    assert upstream.requests == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "listed"), [("vectors", ["auto", "vectors"]), ("mock", ["auto", "mock"]), ("no", [])]
+)
+async def test_auto_is_listed_where_it_can_lead_to_a_model(door: FrontDoor, model: str, listed: list[str]) -> None:
+    headers = door.headers(await door.key(allowed_models=[model]))
+    page = (await door.client.get("/v1/models", headers=headers)).json()
+    assert [described["id"] for described in page["data"]] == listed
+    alone = await door.client.get("/v1/models/auto", headers=headers)
+    assert alone.status_code == (200 if listed else 403)
+
+
 LONG = "一段很长的文字" * 200  # far more tokens than 256, though fewer characters than the texts below
 
 
