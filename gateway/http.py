@@ -1,7 +1,6 @@
 """A thin layer over ASGI for the hot path: read a bounded body, watch for the client's leaving, write answers.
 
-Starlette's request and response objects are used where convenience matters (console, admin); a chat completion pays
-only for what stands here.
+No request and response objects of a framework: a chat completion pays only for what stands here.
 """
 
 from __future__ import annotations
