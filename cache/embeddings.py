@@ -8,6 +8,7 @@ model's window is refused, never cut.
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Protocol
 
@@ -34,6 +35,7 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _decoder = msgspec.json.Decoder(_Request)
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 
 
 class Model(Protocol):
@@ -92,13 +94,16 @@ class EmbeddingsApp:
             request = _decoder.decode(body)
         except (msgspec.ValidationError, msgspec.DecodeError, RecursionError) as error:
             what, _, where = str(error).partition(" - at `$.")
+            if unknown := _UNKNOWN_FIELD.fullmatch(what):
+                name = unknown[1][:100]
+                raise _Failed(400, f"Unknown parameter '{name}'.", "unknown_parameter", name) from None
             raise _Failed(400, f"{what}.", "invalid_request", where.rstrip("`") or None) from None
         embedder, batcher = self._loaded()
         if request.encoding_format not in ("float", "base64"):
             text = "'encoding_format' must be float or base64."
             raise _Failed(400, text, "invalid_value", "encoding_format")
         if request.dimensions not in (None, embedder.dimension):
-            text = f"'{self._name}' has {embedder.dimension} dimensions and cannot give {request.dimensions}."
+            text = f"'{request.model[:100]}' has {embedder.dimension} dimensions and cannot give {request.dimensions}."
             raise _Failed(400, text, "invalid_value", "dimensions")
         texts = [request.input] if isinstance(request.input, str) else request.input
         if not 1 <= len(texts) <= MAX_INPUTS or not all(texts):
@@ -122,7 +127,7 @@ class EmbeddingsApp:
         return {
             "object": "list",
             "data": data,
-            "model": self._name,
+            "model": request.model,  # as the client calls it: the gateway may have another name for it
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         }
 

@@ -25,6 +25,7 @@ def test_the_vectors_are_those_of_the_model(sdk: openai.OpenAI, minilm_path) -> 
     for answer in (packed, plain):
         np.testing.assert_allclose([item.embedding for item in answer.data], expected, atol=1e-5)
         assert answer.usage.prompt_tokens > 10
+        assert answer.model == "all-minilm-l6-v2"
 
 
 def test_a_text_beyond_the_window_is_refused_and_not_cut(sdk: openai.OpenAI) -> None:
