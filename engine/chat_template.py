@@ -72,7 +72,7 @@ class ChatTemplate:
         """
         context: dict[str, object] = {**self._tokens, **(variables or {})}
         context.update(
-            messages=[_with_text(message) for message in messages],
+            messages=[with_text(message) for message in messages],
             tools=list(tools) if tools is not None else None,
             add_generation_prompt=add_generation_prompt,
         )
@@ -92,7 +92,7 @@ class ChatTemplate:
             raise ChatTemplateError(f"the model's chat template refuses these messages: {error}") from error
 
 
-def _with_text(message: Mapping[str, object]) -> dict[str, object]:
+def with_text(message: Mapping[str, object]) -> dict[str, object]:
     """The message with its content as one string: text parts joined, None (a pure tool call) as the empty string."""
     content = message.get("content")
     if content is None:

@@ -6,7 +6,8 @@ library. Used by the HTTP side and by the engine; imports no torch. Safe to shar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
@@ -30,6 +31,7 @@ class Tokenizer:
 
     `bos_id`: put first by `encode(add_special=True)` when the model wants it, else None. `end_ids`: the tokens that
     end an answer. `raw`: the underlying `tokenizers.Tokenizer`, special tokens included, for incremental decoding.
+    `control_names` matches the names of control tokens in a text; None where the model has none.
     """
 
     def __init__(self, info: ModelInfo) -> None:
@@ -47,18 +49,45 @@ class Tokenizer:
         self.eos_id = data.eos_id
         self.end_ids = end_ids(data)
         self.special_ids = frozenset(i for i, kind in enumerate(data.types) if kind == _CONTROL)
+        self._control_ids = {data.tokens[i]: i for i in sorted(self.special_ids) if data.tokens[i]}
+        longest_first = sorted(self._control_ids, key=len, reverse=True)
+        self.control_names = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
         self._tokens = data.tokens
         self._added = self.special_ids | {i for i, kind in enumerate(data.types) if kind == _USER_DEFINED}
 
-    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+    def encode(
+        self,
+        text: str,
+        *,
+        add_special: bool = True,
+        parse_special: bool = True,
+        literals: Mapping[str, str] | None = None,
+    ) -> list[int]:
         """Token ids of `text`.
 
         `add_special` puts the model's BOS first, unless the text (a rendered template, say) already begins with it.
         `parse_special` reads `<|im_end|>` and the like as those tokens; without it they are ordinary text.
+        `literals`: characters of `text` that stand for texts, which are read as ordinary text even so.
         """
-        ids: list[int] = (self.raw if parse_special else self._literal).encode(text, add_special_tokens=False).ids
+        ids: list[int]
+        if literals and parse_special:
+            ids = self._encode_around(text, literals)
+        else:
+            ids = (self.raw if parse_special else self._literal).encode(text, add_special_tokens=False).ids
         if add_special and self.bos_id is not None and ids[:1] != [self.bos_id]:
             return [self.bos_id, *ids]
+        return ids
+
+    def _encode_around(self, text: str, literals: Mapping[str, str]) -> list[int]:
+        """Control tokens by name, and what stands between them as the library itself reads it: each stretch alone."""
+        pieces = [text] if self.control_names is None else self.control_names.split(text)
+        table = str.maketrans(dict(literals))
+        ids: list[int] = []
+        for i, piece in enumerate(pieces):
+            if i % 2:
+                ids.append(self._control_ids[piece])
+            else:
+                ids += self._literal.encode(piece.translate(table), add_special_tokens=False).ids
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from backends.protocol import InvalidRequest, Json
-from engine.chat_template import ChatTemplate
+from engine.chat_template import ChatTemplate, ChatTemplateError, with_text
+from engine.literal_text import LiteralText
 from engine.loader import read_info
 from engine.server.errors import ApiError, unsupported
 from engine.server.params import API_DEFAULTS, SamplingDefaults
@@ -19,6 +20,7 @@ from engine.types import TokenLogprob
 
 # JSON has no infinity; this is what OpenAI sends for an impossible token.
 _LEAST_LOGPROB = -9999.0
+_CONTINUE = "continue_final_message"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,34 +78,22 @@ class Model:
             ChatTemplateError: the template refuses the messages.
             InvalidRequest: the fields of the prompt contradict each other.
         """
-        if extras.continue_final_message:
-            text = self._open_final_message(messages, extras)
-        else:
-            generate = extras.add_generation_prompt is not False
-            text = self._render(messages, extras, generate=generate)
-        # The template writes the beginning-of-sequence token itself if the model wants it.
-        return self.tokenizer.encode(text, add_special=bool(extras.add_special_tokens))
-
-    def _open_final_message(self, messages: list[Json], extras: ChatExtras) -> str:
-        """The prompt up to the end of the last message's text, for the model to go on from there."""
-        param = "continue_final_message"
-        if extras.add_generation_prompt:
-            raise InvalidRequest(f"'{param}' and 'add_generation_prompt' exclude each other.", param=param)
-        last = messages[-1]
-        content = last.get("content")
-        if last.get("role") != "assistant" or not isinstance(content, str) or not content.strip():
-            raise InvalidRequest(f"'{param}' needs a last message of the assistant with some text.", param=param)
-        text = self._render(messages, extras, generate=False)
-        # Templates may strip the message, so its stripped form is looked for.
-        start = text.rfind(content.strip())
-        if start < 0:
-            raise unsupported(param, "The model's template changes the text of messages.")
-        return text[: start + len(content.strip())]
-
-    def _render(self, messages: list[Json], extras: ChatExtras, *, generate: bool) -> str:
+        opened = bool(extras.continue_final_message)
+        if opened:
+            _check_open(messages[-1], extras)
         # OpenAI's newer name for the system role; templates know the older one.
         renamed = [{**m, "role": "system"} if m.get("role") == "developer" else m for m in messages]
-        return self.template.render(renamed, add_generation_prompt=generate, variables=extras.chat_template_kwargs)
+        written = LiteralText(self.tokenizer.control_names)
+        try:
+            told, variables = written.hide([[with_text(m) for m in renamed], extras.chat_template_kwargs])
+        except ValueError as error:
+            raise ChatTemplateError(str(error)) from error
+        generate = not opened and extras.add_generation_prompt is not False
+        text = self.template.render(told, add_generation_prompt=generate, variables=variables)
+        if opened:
+            text = _up_to(text, told[-1]["content"].strip())
+        # The template writes the beginning-of-sequence token itself if the model wants it.
+        return self.tokenizer.encode(text, add_special=bool(extras.add_special_tokens), literals=written.texts)
 
     def token_text(self, token_id: int) -> str:
         """One token as text; bytes that are no whole character become U+FFFD."""
@@ -128,6 +118,23 @@ class Model:
     def _bytes(self, token_id: int) -> bytes:
         # Padding at the end of the vocabulary has weights but no token.
         return self.tokenizer.token_bytes(token_id) if token_id < self.tokenizer.vocab_size else b""
+
+
+def _check_open(last: Json, extras: ChatExtras) -> None:
+    """Raises InvalidRequest where the last message is none that an answer can go on from."""
+    if extras.add_generation_prompt:
+        raise InvalidRequest(f"'{_CONTINUE}' and 'add_generation_prompt' exclude each other.", param=_CONTINUE)
+    content = last.get("content")
+    if last.get("role") != "assistant" or not isinstance(content, str) or not content.strip():
+        raise InvalidRequest(f"'{_CONTINUE}' needs a last message of the assistant with some text.", param=_CONTINUE)
+
+
+def _up_to(prompt: str, content: str) -> str:
+    """The prompt up to the end of the last message's text, for the model to go on from there."""
+    start = prompt.rfind(content)  # templates may strip the message, so its stripped form is looked for
+    if start < 0:
+        raise unsupported(_CONTINUE, "The model's template changes the text of messages.")
+    return prompt[: start + len(content)]
 
 
 def finite(logprob: float) -> float:
