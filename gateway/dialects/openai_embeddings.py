@@ -96,7 +96,7 @@ class Rerank(_Plain):
 
 
 def texts_of(given: str | Sequence[str | int | Sequence[int]], field: str) -> list[str]:
-    """Texts or token ids as texts, for counting; a token counts as the four characters it often stands for.
+    """Texts or token ids as texts, for counting; a token becomes a digit, which every estimate takes for one token.
 
     Raises:
         BadRequest: a mixture of them, or an empty one; `field` names it.
@@ -108,8 +108,8 @@ def texts_of(given: str | Sequence[str | int | Sequence[int]], field: str) -> li
         text = f"'{field}' must be a text, a list of texts, a list of token ids, or a list of such lists."
         raise BadRequest(text, code="invalid_type", param=field)
     if kinds == {int}:
-        return ["    " * len(given)]
-    return [item if isinstance(item, str) else "    " * len(item) for item in given if not isinstance(item, int)]
+        return ["1" * len(given)]
+    return [item if isinstance(item, str) else "1" * len(item) for item in given if not isinstance(item, int)]
 
 
 def _asked(operation: Operation, model: str, payload: Json, texts: list[str], longest: int, field: str) -> Asked:

@@ -10,7 +10,10 @@ import pytest
 import pytest_asyncio
 
 from bench.mock_upstream import MockUpstream
+from gateway.access.input_bound import PER_MESSAGE, PER_REQUEST, input_bound
+from gateway.dialects.openai_embeddings import EMBEDDINGS
 from tests.gateway.front_door import PRICE, FrontDoor, configuration, front_door
+from tiers.features import estimate_prompt_tokens
 
 
 @pytest_asyncio.fixture
@@ -142,6 +145,8 @@ async def test_only_each_text_by_itself_must_fit_the_context(narrow: FrontDoor, 
     ("path", "body", "param"),
     [
         ("/v1/embeddings", {"model": "narrow", "input": ["a longer one " * 120, LONG]}, "input"),
+        ("/v1/embeddings", {"model": "narrow", "input": [7] * 600}, "input"),
+        ("/v1/embeddings", {"model": "narrow", "input": [[7], [7] * 600]}, "input"),
         ("/v1/rerank", {"model": "judge", "query": "a", "documents": ["b", LONG]}, "documents"),
         ("/v1/rerank", {"model": "judge", "query": LONG, "documents": ["a", "b"]}, "documents"),
     ],
@@ -152,6 +157,13 @@ async def test_a_text_that_is_too_long_is_refused_by_its_field(
     response = await narrow.client.post(path, json=body, headers=narrow.headers())
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", param)
+
+
+@pytest.mark.parametrize("given", [[7] * 200, [[7] * 100] * 2])
+def test_a_token_id_counts_as_one_token(given: list[Any]) -> None:
+    asked = EMBEDDINGS.parse(msgspec.json.encode({"model": "narrow", "input": given}))
+    assert input_bound(asked.chat()) == PER_REQUEST + PER_MESSAGE * len(asked.messages) + 200
+    assert estimate_prompt_tokens(asked.messages) == 4 * len(asked.messages) + 200
 
 
 async def test_documents_fit_one_by_one(narrow: FrontDoor, upstream: MockUpstream) -> None:
