@@ -7,6 +7,7 @@ model's window is refused, never cut.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -23,6 +24,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
 MAX_INPUTS = 2048
+BATCH = 8
 _encode = msgspec.json.Encoder().encode
 
 
@@ -110,6 +112,8 @@ class EmbeddingsApp:
             raise _Failed(400, f"'input' takes 1 to {MAX_INPUTS} texts, none of them empty.", "invalid_value", "input")
         tokens = 0
         for i, text in enumerate(texts):
+            if i % BATCH == 0:
+                await asyncio.sleep(0)  # look-ups of the cache go on in between
             try:
                 tokens += embedder.count(text)
             except Refused as refusal:
@@ -117,11 +121,14 @@ class EmbeddingsApp:
                 raise _Failed(400, str(refusal), "context_length_exceeded", param) from None
         data = []
         try:
-            for i, text in enumerate(texts):
-                vector = await batcher.embed(text, checked=True)
-                shown = base64.b64encode(vector.tobytes()).decode()
-                value = shown if request.encoding_format == "base64" else vector.tolist()
-                data.append({"object": "embedding", "index": i, "embedding": value})
+            # A batch at a time: all at once would make the cache's look-ups wait for all of them.
+            for start in range(0, len(texts), BATCH):
+                batch = texts[start : start + BATCH]
+                vectors = await asyncio.gather(*(batcher.embed(text, checked=True) for text in batch))
+                for i, vector in enumerate(vectors, start):
+                    shown = base64.b64encode(vector.tobytes()).decode()
+                    value = shown if request.encoding_format == "base64" else vector.tolist()
+                    data.append({"object": "embedding", "index": i, "embedding": value})
         except Overloaded:
             raise _Failed(503, "Too many texts wait for the embedding model.", "overloaded") from None
         return {
