@@ -230,7 +230,8 @@ _WIDE: Final = re.compile(r"[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffe
 def estimate_tokens(text: str) -> int:
     """About how many tokens `text` has, from its characters by script; 0 for the empty string, else at least 1.
 
-    An estimate for routing, and for the bill only where no server said how many there were. Cost: microseconds, linear in the length.
+    An estimate for routing, and for the bill only where no server said how many there were. Cost: microseconds, linear
+    in the length.
     """
     if not text:
         return 0
