@@ -31,6 +31,7 @@ _MOST: Final = {
     "system": 10_000,
 }
 _MAX_PARTS: Final = 10_000
+_CONTAINERS: Final = (list, dict)
 
 
 def check_bounds(body: Json, *, tokens: str | None = None) -> None:
@@ -44,9 +45,9 @@ def check_bounds(body: Json, *, tokens: str | None = None) -> None:
     """
     if len(body) > MAX_FIELDS:
         raise _too_long(f"The body has {len(body)} fields; at most {MAX_FIELDS} are taken.", None)
-    for name, most in _MOST.items():
-        value = body.get(name)
-        if isinstance(value, list | dict) and len(value) > most:
+    for name, value in body.items():
+        most = _MOST.get(name)
+        if most is not None and isinstance(value, _CONTAINERS) and len(value) > most:
             raise _too_long(f"'{name}' has {len(value)} elements; at most {most} are taken.", name)
     messages = body.get("messages")
     for i, message in enumerate(messages if isinstance(messages, list) else ()):
@@ -80,7 +81,7 @@ def _walk(body: Json) -> None:
                 text = f"The body has more than {MAX_ELEMENTS} elements in its arrays and objects."
                 raise _too_long(text, None)
             items = container.values() if isinstance(container, dict) else container
-            below += [item for item in items if isinstance(item, list | dict)]
+            below += [item for item in items if isinstance(item, _CONTAINERS)]
         if not below:
             return
         level = below
