@@ -25,6 +25,8 @@ Send = Callable[[Message], Awaitable[None]]
 MAX_BODY_BYTES = 16 * 1024 * 1024
 MAX_INPUTS = 2048
 BATCH = 8
+PATIENCE_S = 20.0
+_POLL_S = 0.1
 _encode = msgspec.json.Encoder().encode
 
 
@@ -71,6 +73,8 @@ class EmbeddingsApp:
             status, answer = failure.status, {"error": error}
         body = _encode(answer)
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        if status == 503:
+            headers.append((b"retry-after", b"5"))  # so that a gateway does not take it for a fault
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
@@ -91,6 +95,14 @@ class EmbeddingsApp:
             raise _Failed(503, "The embedding model is not loaded.", "not_ready")
         return embedder, batcher
 
+    async def _when_loaded(self) -> tuple[Embedder, Batcher]:
+        """The model; a request that comes while it is being loaded waits for it, as long as that usually takes."""
+        for _ in range(round(PATIENCE_S / _POLL_S)):
+            if self._model.embedder is not None and self._model.batcher is not None:
+                break
+            await asyncio.sleep(_POLL_S)
+        return self._loaded()
+
     async def _embeddings(self, body: bytes) -> dict[str, Any]:
         try:
             request = _decoder.decode(body)
@@ -100,7 +112,7 @@ class EmbeddingsApp:
                 name = unknown[1][:100]
                 raise _Failed(400, f"Unknown parameter '{name}'.", "unknown_parameter", name) from None
             raise _Failed(400, f"{what}.", "invalid_request", where.rstrip("`") or None) from None
-        embedder, batcher = self._loaded()
+        embedder, batcher = await self._when_loaded()
         if request.encoding_format not in ("float", "base64"):
             text = "'encoding_format' must be float or base64."
             raise _Failed(400, text, "invalid_value", "encoding_format")
