@@ -84,6 +84,31 @@ class ChatRequest(msgspec.Struct, omit_defaults=True):
     web_search_options: Json | None = None
 
 
+class CompletionRequest(msgspec.Struct):
+    """`POST /v1/completions`: every documented parameter; a prompt is text, texts, token ids, or lists of token ids."""
+
+    model: str
+    prompt: str | list[str | int | list[int]]
+    best_of: int | None = None
+    cache_salt: str | None = None
+    echo: bool | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    logprobs: int | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+    presence_penalty: float | None = None
+    response_format: Json | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    suffix: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    user: str | None = None
+
+
 class PromptTokensDetails(msgspec.Struct, omit_defaults=True):
     cached_tokens: int | None = None
     audio_tokens: int | None = None

@@ -56,7 +56,7 @@ def select(
                 code="model_not_allowed",
                 param="model",
             )
-    able = [name for name in names if needs.keys() <= settings.abilities(name)]
+    able = [name for name in names if needs.keys() <= settings.abilities(name)] if needs else names
     if not able:
         raise _incapable(settings, needs, names, principal)
     if limit is not None:

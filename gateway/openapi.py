@@ -7,9 +7,8 @@ from typing import Any
 
 import msgspec
 
-from backends.protocol import ChatChunk, ChatCompletion, ChatRequest, Json
+from backends.protocol import ChatChunk, ChatCompletion, ChatRequest, CompletionRequest, Json
 from gateway.dialects.anthropic_messages import MessagesRequest
-from gateway.dialects.openai_completions import CompletionRequest
 from gateway.dialects.openai_embeddings import EmbeddingsRequest, RerankRequest
 
 _REF = "#/components/schemas/{name}"

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from backends.protocol import ChatRequest, InvalidRequest, Message, StreamOptions, validate
+from backends.protocol import ChatRequest, CompletionRequest, InvalidRequest, Message, StreamOptions, validate
 from engine.server.errors import unsupported
-from engine.server.schema import ChatExtras, CompletionRequest, Extras
+from engine.server.schema import ChatExtras, Extras
 from engine.types import SamplingParams
 
 MAX_LOGPROBS = 20

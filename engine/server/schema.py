@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from backends.bounds import check_bounds
-from backends.protocol import ChatRequest, Json, StreamOptions
+from backends.protocol import ChatRequest, CompletionRequest, Json, StreamOptions
 from engine.server.errors import ApiError
 
 _LONGEST_NAME = 64
@@ -41,31 +41,6 @@ class ChatExtras(Extras):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: Json | None = None
-
-
-class CompletionRequest(msgspec.Struct):
-    """`POST /v1/completions`."""
-
-    model: str
-    # Text, texts, token ids, or lists of token ids.
-    prompt: str | list[str | int | list[int]]
-    best_of: int | None = None
-    echo: bool | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    logprobs: int | None = None
-    max_tokens: int | None = None
-    n: int | None = None
-    presence_penalty: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    suffix: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    user: str | None = None
-    response_format: Json | None = None
 
 
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):

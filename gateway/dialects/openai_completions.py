@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import msgspec
-
-from backends.protocol import InvalidRequest, Json, StreamOptions, check_ranges
+from backends.protocol import CompletionRequest, InvalidRequest, check_ranges
 from gateway.dialects import errors
 from gateway.dialects.dialect import Asked, Writer
 from gateway.dialects.errors import BadRequest, GatewayError
@@ -14,31 +12,6 @@ from gateway.dialects.reading import bad_request, convert, decode
 from tiers.features import estimate_tokens
 
 _DEFAULT_MAX_TOKENS = 16  # what the dialect promises where the request does not say
-
-
-class CompletionRequest(msgspec.Struct):
-    """Every documented parameter; a prompt is text, texts, token ids, or lists of token ids."""
-
-    model: str
-    prompt: str | list[str | int | list[int]]
-    best_of: int | None = None
-    cache_salt: str | None = None
-    echo: bool | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    logprobs: int | None = None
-    max_tokens: int | None = None
-    n: int | None = None
-    presence_penalty: float | None = None
-    response_format: Json | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    suffix: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    user: str | None = None
 
 
 class OpenAICompletions:
