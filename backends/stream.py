@@ -58,7 +58,7 @@ class EventStream:
         self._ready: deque[Event] = deque()
         self._finished: set[int] = set()
         self._over = False  # the server needs to send nothing more
-        self._idle = False  # the latest event only kept the connection alive
+        self._progressed = True  # an event since the latest wait did more than keep the connection alive
         self._failure: AttemptFailed | None = None
         self._committed = False
 
@@ -85,7 +85,8 @@ class EventStream:
             if self._over:
                 raise StopAsyncIteration
             # Set once per event and not per piece: what only keeps the connection alive is no token.
-            if not self._idle:
+            if self._progressed:
+                self._progressed = False
                 patience = AFTER_FINISH_S if self.finished else self._between_tokens_s
                 self._exchange.quiet_deadline = time.monotonic() + patience
             while not ready and self._failure is None and not self._over:
@@ -93,7 +94,8 @@ class EventStream:
             if not ready:
                 self._stop()
         event = ready.popleft()
-        self._idle = event.idle
+        if not event.idle:
+            self._progressed = True
         return event
 
     async def aclose(self) -> None:
