@@ -1,6 +1,6 @@
 """The tables, for SQLite and PostgreSQL alike. Migrations bring a database to this; a test compares the two.
 
-`ledger` and `decisions` only ever grow: no row is updated, no counter is kept beside them.
+`ledger`, `decisions` and `audit` only ever grow: no row is updated, no counter is kept beside them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from sqlalchemy import BigInteger, Boolean, Column, Float, ForeignKey, Index, In
 from sqlalchemy import UniqueConstraint as Unique
 
 # The newest migration. A database that says so needs no migration, so alembic is not even imported.
-HEAD: Final = "0002"
+HEAD: Final = "0004"
 
 metadata = MetaData(
     naming_convention={
@@ -132,4 +132,44 @@ decisions = Table(
     Column("request_id", Text, primary_key=True),
     Column("ts_ms", BigInteger, nullable=False),
     Column("json", Text, nullable=False),  # a whole `rows.Decision`
+)
+
+# Keys of the admin API, apart from those for models. A key has one secret, and those it had before it was rotated, with
+# the time until which they are good.
+admin_keys = Table(
+    "admin_keys",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("role", Text, nullable=False),  # read or write
+    Column("organisation_id", Text, ForeignKey("organisations.id")),  # NULL: every organisation, and the gateway itself
+    Column("created_ms", BigInteger, nullable=False),
+    Column("expires_ms", BigInteger),
+    Column("revoked_ms", BigInteger),
+)
+
+admin_secrets = Table(
+    "admin_secrets",
+    metadata,
+    Column("digest", Text, primary_key=True),
+    Column("admin_key_id", Text, ForeignKey("admin_keys.id"), nullable=False),
+    Column("prefix", Text, nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+    Column("valid_until_ms", BigInteger),  # NULL: the present one
+)
+
+# Rows are added, never changed: triggers refuse it.
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("ts_ms", BigInteger, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("object", Text, nullable=False),
+    Column("organisation_id", Text),
+    Column("before", Text),  # JSON object
+    Column("after", Text),  # JSON object
+    Column("request_id", Text, nullable=False),
+    Column("address", Text, nullable=False),
 )
