@@ -26,12 +26,24 @@ metadata = MetaData(
 # that the server secret is the one the keys were made with.
 facts = Table("facts", metadata, Column("name", Text, primary_key=True), Column("value", Text, nullable=False))
 
+
+def _ceilings() -> list[Column[int]]:
+    """Limits and the monthly budget of an organisation, a team, a project or a key; NULL: none."""
+    return [
+        Column("requests_per_minute", BigInteger),
+        Column("tokens_per_minute", BigInteger),
+        Column("parallel", Integer),
+        Column("budget_nanousd", BigInteger),
+    ]
+
+
 organisations = Table(
     "organisations",
     metadata,
     Column("id", Text, primary_key=True),
     Column("name", Text, nullable=False),
     Column("created_ms", BigInteger, nullable=False),
+    *_ceilings(),
     Unique("name"),
 )
 
@@ -42,6 +54,7 @@ teams = Table(
     Column("organisation_id", Text, ForeignKey("organisations.id"), nullable=False),
     Column("name", Text, nullable=False),
     Column("created_ms", BigInteger, nullable=False),
+    *_ceilings(),
     Unique("organisation_id", "name"),
 )
 
@@ -52,6 +65,7 @@ projects = Table(
     Column("team_id", Text, ForeignKey("teams.id"), nullable=False),
     Column("name", Text, nullable=False),
     Column("created_ms", BigInteger, nullable=False),
+    *_ceilings(),
     Unique("team_id", "name"),
 )
 
@@ -66,11 +80,10 @@ keys = Table(
     Column("created_ms", BigInteger, nullable=False),
     Column("expires_ms", BigInteger),
     Column("revoked_ms", BigInteger),
-    Column("requests_per_minute", BigInteger),
-    Column("tokens_per_minute", BigInteger),
-    Column("parallel", Integer),
-    Column("budget_nanousd", BigInteger),
-    Column("allowed_models", Text),  # JSON list; NULL: all
+    *_ceilings(),
+    Column("allowed_models", Text),  # JSON list; NULL: all; so the two that follow
+    Column("allowed_tiers", Text),
+    Column("allowed_routes", Text),
     Unique("digest"),
 )
 
