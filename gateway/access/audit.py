@@ -135,10 +135,7 @@ async def audit_rows(
             statement = statement.where(audit.c[name] == wanted)
     async with database.read() as connection:
         found = (await connection.execute(statement)).mappings().all()
-    return [
-        AuditRow(**{**row, "before": _decoded(row["before"]), "after": _decoded(row["after"])})
-        for row in found
-    ]
+    return [AuditRow(**{**row, "before": _decoded(row["before"]), "after": _decoded(row["after"])}) for row in found]
 
 
 def _json(fields: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 A key belongs to a project of a team of an organisation; those come into being with their first key. Its id is what
 limits, budgets, spend and policies hold on to; its secret can be replaced. Every change moves the key version, by which
-running gateways notice within a second. See `keystore.py` for authentication.
+running gateways notice within a second, and stands in the audit log. See `keystore.py` for authentication.
 """
 
 from __future__ import annotations
@@ -18,7 +18,18 @@ from sqlalchemy import Table, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.access.keystore import KeyStore, SecretMismatch, check_secret, check_token, read_models
+from gateway.access.audit import Actor, record
+from gateway.access.key_info import (
+    InvalidKeyRequest,
+    KeyInfo,
+    ReplacedSecret,
+    audit_key,
+    audited,
+    find_key,
+    get_key,
+    list_keys,
+)
+from gateway.access.keystore import KeyStore, SecretMismatch, check_secret, check_token
 from gateway.access.principal import AuthenticationError, ExpiredKey, InvalidKey, KeyLimits, Principal, RevokedKey
 from gateway.access.secret import ServerSecret, is_token, load_secret, new_token, shown_prefix, write_private
 from gateway.ledger.database import Database
@@ -34,51 +45,6 @@ __all__ = [
 logger = logging.getLogger("tierline.access")
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._@+-]{0,63}")
-
-
-class InvalidKeyRequest(ValueError):
-    """A key cannot be made or found as asked; the message says what to write instead."""
-
-
-class ReplacedSecret(msgspec.Struct, frozen=True, kw_only=True):
-    """A secret that a key had before it was rotated. Times are UTC milliseconds."""
-
-    prefix: str
-    replaced_ms: int
-    valid_until_ms: int
-
-    @property
-    def valid(self) -> bool:
-        return now_ms() < self.valid_until_ms
-
-
-class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A key as it may be shown. Times are UTC milliseconds, the budget nano-dollars per month.
-
-    `replaced` are its former secrets, the latest first.
-    """
-
-    key_id: str
-    prefix: str
-    name: str
-    organisation: str
-    team: str
-    project: str
-    created_ms: int
-    expires_ms: int | None
-    revoked_ms: int | None
-    requests_per_minute: int | None
-    tokens_per_minute: int | None
-    parallel: int | None
-    budget_nanousd: int | None
-    allowed_models: list[str] | None
-    replaced: list[ReplacedSecret]
-
-    @property
-    def state(self) -> str:
-        if self.revoked_ms is not None:
-            return "revoked"
-        return "expired" if self.expires_ms is not None and self.expires_ms <= now_ms() else "active"
 
 
 class CreatedKey:
@@ -107,8 +73,11 @@ async def create_key(
     budget_nanousd: int | None = None,
     allowed_models: Collection[str] | None = None,
     token: str | None = None,
+    actor: Actor | None = None,
 ) -> CreatedKey:
     """Make a key, and its organisation, team and project where they do not exist.
+
+    `actor` is who the audit log names, here and below: None is the user who runs this program.
 
     Raises:
         InvalidKeyRequest: a name, limit, budget or expiry that makes no sense.
@@ -129,9 +98,7 @@ async def create_key(
     token = token or new_token()
     key_id = new_id()
     async with database.write() as connection:
-        organisation_id = await _ensure(database, connection, organisations, name=organisation)
-        team_id = await _ensure(database, connection, teams, organisation_id=organisation_id, name=team)
-        project_id = await _ensure(database, connection, projects, team_id=team_id, name=project)
+        project_id = await ensure_project(database, connection, actor, organisation, team, project)
         values: dict[str, Any] = {
             "id": key_id,
             "project_id": project_id,
@@ -145,80 +112,35 @@ async def create_key(
             **msgspec.structs.asdict(limits),
         }
         await connection.execute(keys.insert().values(values))
-        await _move_version(database, connection)
-    return CreatedKey(token, await find_key(database, key_id))
+        await move_version(database, connection)
+        info = await get_key(connection, key_id)
+        await audit_key(connection, actor, "key.create", info, after=audited(info))
+    return CreatedKey(token, info)
 
 
-async def list_keys(database: Database) -> list[KeyInfo]:
-    """All keys, revoked ones too, oldest first."""
-    joined = keys.join(projects).join(teams).join(organisations)
-    statement = select(
-        keys,
-        keys.c.id.label("key_id"),
-        projects.c.name.label("project"),
-        teams.c.name.label("team"),
-        organisations.c.name.label("organisation"),
-    )
-    former = select(replaced_secrets).order_by(replaced_secrets.c.replaced_ms.desc())
-    async with database.read() as connection:
-        found = (await connection.execute(statement.select_from(joined).order_by(keys.c.id))).mappings().all()
-        replaced: dict[str, list[ReplacedSecret]] = {}
-        for row in (await connection.execute(former)).mappings():
-            secret = ReplacedSecret(**{field: row[field] for field in ReplacedSecret.__struct_fields__})
-            replaced.setdefault(row["key_id"], []).append(secret)
-    fields = [field for field in KeyInfo.__struct_fields__ if field not in ("allowed_models", "replaced")]
-    return [
-        KeyInfo(
-            **{field: row[field] for field in fields},
-            allowed_models=read_models(row["allowed_models"]),
-            replaced=replaced.get(row["key_id"], []),
-        )
-        for row in found
-    ]
-
-
-async def find_key(database: Database, reference: str) -> KeyInfo:
-    """A key by id, by shown prefix or by name; the latter two only among keys that are not revoked.
-
-    Raises:
-        InvalidKeyRequest: none fits, or several do.
-    """
-    known = await list_keys(database)
-    for info in known:
-        if info.key_id == reference:
-            return info
-    shown = reference.rstrip("…")
-    found = [info for info in known if info.revoked_ms is None and shown in (info.prefix, info.name)]
-    if not found:
-        for info in known:
-            if any(secret.prefix == shown for secret in info.replaced):
-                raise InvalidKeyRequest(
-                    f"{shown}… is a former secret of the key '{info.name}', now {info.prefix}…: name the key by that "
-                    f"or by its id, {info.key_id}"
-                )
-        raise InvalidKeyRequest(f"no key has the id, prefix or name {reference!r}; see `tierline keys list`")
-    if len(found) > 1:
-        choices = ", ".join(f"{info.key_id} ({info.organisation}/{info.team}/{info.project})" for info in found)
-        raise InvalidKeyRequest(f"{reference!r} could be any of {choices}; name one by its id")
-    return found[0]
-
-
-async def revoke_key(database: Database, reference: str) -> KeyInfo:
+async def revoke_key(database: Database, reference: str, *, actor: Actor | None = None) -> KeyInfo:
     """Revoke a key for good; running gateways refuse it within a second. Revoking twice changes nothing.
 
     Raises:
         InvalidKeyRequest: see `find_key`.
     """
     info = await find_key(database, reference)
-    if info.revoked_ms is None:
-        async with database.write() as connection:
-            match = (keys.c.id == info.key_id) & keys.c.revoked_ms.is_(None)
-            await connection.execute(update(keys).where(match).values(revoked_ms=now_ms()))
-            await _move_version(database, connection)
-    return await find_key(database, info.key_id)
+    if info.revoked_ms is not None:
+        return info
+    async with database.write() as connection:
+        match = (keys.c.id == info.key_id) & keys.c.revoked_ms.is_(None)
+        done = await connection.execute(update(keys).where(match).values(revoked_ms=now_ms()))
+        revoked = await get_key(connection, info.key_id)
+        if done.rowcount:
+            await move_version(database, connection)
+            after = {"revoked_ms": revoked.revoked_ms}
+            await audit_key(connection, actor, "key.revoke", info, before={"revoked_ms": None}, after=after)
+    return revoked
 
 
-async def rotate_key(database: Database, secret: ServerSecret, reference: str, overlap_ms: int) -> CreatedKey:
+async def rotate_key(
+    database: Database, secret: ServerSecret, reference: str, overlap_ms: int, *, actor: Actor | None = None
+) -> CreatedKey:
     """Give a key a new token. The old one is good for `overlap_ms` more; so, at most, are those before it.
 
     Raises:
@@ -243,8 +165,12 @@ async def rotate_key(database: Database, secret: ServerSecret, reference: str, o
         await connection.execute(replaced_secrets.insert().values(**values, replaced_ms=now, valid_until_ms=until))
         fresh = {"digest": secret.digest(token), "prefix": shown_prefix(token)}
         await connection.execute(update(keys).where(keys.c.id == info.key_id).values(**fresh))
-        await _move_version(database, connection)
-    return CreatedKey(token, await find_key(database, info.key_id))
+        await move_version(database, connection)
+        before = {"prefix": row.prefix}
+        after = {"prefix": fresh["prefix"], "former_valid_until_ms": until}
+        await audit_key(connection, actor, "key.rotate", info, before=before, after=after)
+        rotated = await get_key(connection, info.key_id)
+    return CreatedKey(token, rotated)
 
 
 async def ensure_first_key(database: Database, path: Path, secret: ServerSecret | None = None) -> CreatedKey | None:
@@ -280,14 +206,27 @@ def _first_token(path: Path) -> str:
     return token
 
 
-async def _ensure(database: Database, connection: AsyncConnection, table: Table, **columns: str) -> str:
-    """The id of the row with these values, made if absent."""
-    await connection.execute(database.insert_if_absent(table, id=new_id(), created_ms=now_ms(), **columns))
-    match = [table.c[name] == value for name, value in columns.items()]
-    return str(await connection.scalar(select(table.c.id).where(*match)))
+async def ensure_project(
+    database: Database, connection: AsyncConnection, actor: Actor | None, organisation: str, team: str, project: str
+) -> str:
+    """The id of this project of this team of this organisation; what does not exist yet is made."""
+
+    async def ensure(kind: str, table: Table, owner: str | None, **columns: str) -> str:
+        id = new_id()
+        made = await connection.execute(database.insert_if_absent(table, id=id, created_ms=now_ms(), **columns))
+        if made.rowcount:
+            what = f"{kind}:{id}"
+            await record(connection, actor, f"{kind}.create", what, organisation_id=owner or id, after=columns)
+        match = [table.c[name] == value for name, value in columns.items()]
+        return str(await connection.scalar(select(table.c.id).where(*match)))
+
+    organisation_id = await ensure("organisation", organisations, None, name=organisation)
+    team_id = await ensure("team", teams, organisation_id, organisation_id=organisation_id, name=team)
+    return await ensure("project", projects, organisation_id, team_id=team_id, name=project)
 
 
-async def _move_version(database: Database, connection: AsyncConnection) -> None:
+async def move_version(database: Database, connection: AsyncConnection) -> None:
+    """Tell running gateways, in the transaction of a change of keys, that there is one."""
     await connection.execute(database.insert_if_absent(facts, name="keys_version", value="0"))
     # A new value suffices; a random one cannot repeat an old one, and needs no arithmetic on text.
     await connection.execute(update(facts).where(facts.c.name == "keys_version").values(value=new_id()))
