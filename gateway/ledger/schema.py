@@ -7,11 +7,23 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import BigInteger, Boolean, Column, Float, ForeignKey, Index, Integer, MetaData, Table, Text
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+)
 from sqlalchemy import UniqueConstraint as Unique
 
 # The newest migration. A database that says so needs no migration, so alembic is not even imported.
-HEAD: Final = "0004"
+HEAD: Final = "0005"
 
 metadata = MetaData(
     naming_convention={
@@ -185,4 +197,21 @@ audit = Table(
     Column("after", Text),  # JSON object
     Column("request_id", Text, nullable=False),
     Column("address", Text, nullable=False),
+)
+
+# Answers of the Responses API that clients may come back to. Unlike all else here they hold text of customers, and they
+# go: by the client's wish, by age, or when there are too many.
+responses = Table(
+    "responses",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("conversation_id", Text, nullable=False),  # the id of its first answer
+    Column("previous_id", Text),  # the answer that this one goes on from; NULL: the first
+    Column("project_id", Text, nullable=False),  # whose it is: the keys of this project
+    Column("created_ms", BigInteger, nullable=False),
+    Column("bytes", BigInteger, nullable=False),  # of the body
+    Column("total_bytes", BigInteger, nullable=False),  # of this body and of all before it
+    Column("total_items", BigInteger, nullable=False),  # likewise, items of input and output
+    Column("body", LargeBinary, nullable=False),  # JSON: the answer, and the input that was new with it
+    Index(None, "conversation_id", "created_ms", "bytes"),
 )
