@@ -1,7 +1,7 @@
 """The server secret and API tokens: made here, hashed here, shown never.
 
-A token is `tl-` and 256 random bits in base 62. The database holds its BLAKE2b digest, keyed by the server secret: a
-stolen database authenticates nobody and cannot be searched for tokens without the secret.
+A token is `tl-` (`tla-` for the admin API) and 256 random bits in base 62. The database holds its BLAKE2b digest, keyed
+by the server secret: a stolen database authenticates nobody and cannot be searched for tokens without the secret.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Final
 logger = logging.getLogger("tierline.access")
 
 PREFIX: Final = "tl-"
+ADMIN_PREFIX: Final = "tla-"
 _ALPHABET: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _DIGITS: Final = 43  # 62**43 > 2**256
 _SHOWN: Final = 6
@@ -71,24 +72,36 @@ def load_secret(path: Path) -> ServerSecret:
         raise InvalidSecret(f"{path}: {error}; restore it, or delete it and make all keys anew") from error
 
 
-def new_token() -> str:
+def new_token(prefix: str = PREFIX) -> str:
     number = int.from_bytes(secrets.token_bytes(32), "big")
     digits = []
     for _ in range(_DIGITS):
         number, digit = divmod(number, len(_ALPHABET))
         digits.append(_ALPHABET[digit])
-    return PREFIX + "".join(digits)
+    return prefix + "".join(digits)
 
 
-def is_token(text: str) -> bool:
+def is_token(text: str, prefix: str = PREFIX) -> bool:
     """Whether this has the form of a token."""
-    digits = text.removeprefix(PREFIX)
-    return text.startswith(PREFIX) and len(digits) == _DIGITS and set(digits) <= set(_ALPHABET)
+    digits = text.removeprefix(prefix)
+    return text.startswith(prefix) and len(digits) == _DIGITS and set(digits) <= set(_ALPHABET)
 
 
 def shown_prefix(token: str) -> str:
     """The part of a token that may be shown: enough to recognise it, too little to guess it."""
-    return token[: len(PREFIX) + _SHOWN]
+    return token[: token.find("-") + 1 + _SHOWN]
+
+
+def kept_token(path: Path, prefix: str = PREFIX) -> str:
+    """The token in a file (mode 0600), which is made with a new one where it holds none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_private(path, new_token(prefix) + "\n", replace=False)
+    token = path.read_text().strip()
+    if not is_token(token, prefix):
+        token = new_token(prefix)
+        write_private(path, token + "\n", replace=True)
+    path.chmod(0o600)
+    return token
 
 
 def write_private(path: Path, text: str, *, replace: bool) -> bool:
