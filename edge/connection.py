@@ -27,6 +27,7 @@ from edge.limits import (
     MAX_FRAMING_PER_BODY_BYTE,
     MAX_HEAD_BYTES,
     MAX_HEADERS,
+    MAX_UNWANTED_BYTES,
     MIN_BYTES_PER_SECOND,
     READ_TIMEOUT,
     Limits,
@@ -48,6 +49,7 @@ class State(ServerState):
     def __init__(self, limits: Limits) -> None:
         super().__init__()
         self.limits = limits
+        self.silence_s = limits.silence_s
         self.draining = False
 
 
@@ -76,12 +78,17 @@ class Connection(HttpToolsProtocol):
         self._idle_since = self.loop.time()
         self._unread: tuple[float, int] | None = None  # since when the client takes nothing, and of how many bytes
         self._deaf = False  # what still comes is thrown away
-        self._linger_until: float | None = None
+        self._unwanted_bytes = 0  # how much that was
+        # Of a connection whose last answer is written: since when it lingers, and when the client last sent something.
+        self._linger_since: float | None = None
+        self._heard_at = 0.0
 
     # -- bytes from the client ---------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
+            self._heard_at = self.loop.time()
+            self._throw_away(data)
             return
         self._fed = len(data)
         try:
@@ -117,6 +124,11 @@ class Connection(HttpToolsProtocol):
         framing = self._body_bytes - self._content_bytes
         if framing > MAX_FRAMING_BYTES + MAX_FRAMING_PER_BODY_BYTE * self._content_bytes:
             self._refuse(framing_too_large())
+
+    def _throw_away(self, data: bytes) -> None:
+        self._unwanted_bytes += len(data)
+        if self._unwanted_bytes > MAX_UNWANTED_BYTES and self._running is None:
+            self.transport.close()
 
     def _head_is_too_large(self) -> bool:
         if self._head_bytes <= MAX_HEAD_BYTES:
@@ -174,7 +186,7 @@ class Connection(HttpToolsProtocol):
         self._begin(version)
         self._stage = _BODY
         self._body_since = None
-        self._body_bytes = self._content_bytes = 0
+        self._body_bytes = self._content_bytes = self._unwanted_bytes = 0
         if self.state.draining:
             self.cycle.keep_alive = False
         if not self.pipeline:
@@ -200,7 +212,7 @@ class Connection(HttpToolsProtocol):
             access_log=False,
             default_headers=self.state.default_headers,
             message_event=asyncio.Event(),
-            expect_100_continue=self.expect_100_continue,
+            expect_100_continue=self.expect_100_continue and version != "1.0",
             keep_alive=version != "1.0" and self.parser.should_keep_alive(),
             on_response=self.on_response_complete,
         )
@@ -214,7 +226,8 @@ class Connection(HttpToolsProtocol):
         self._content_bytes += len(body)
         cycle = self.cycle
         if cycle.response_complete:
-            return  # nobody wants it
+            self._throw_away(body)
+            return
         cycle.body += body
         if len(cycle.body) > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
@@ -231,11 +244,17 @@ class Connection(HttpToolsProtocol):
     # -- answers -----------------------------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
-        """As uvicorn's, without a timer for the idle time."""
+        """As uvicorn's, without a timer for the idle time, and with an end that a client can read."""
         self.state.total_requests += 1
         self._served = True
-        self._running = None
+        answered, self._running = self._running, None
         if self.transport.is_closing():
+            return
+        if answered is not None and not answered.keep_alive:
+            if answered.more_body or self._deaf:
+                self._linger()
+            else:
+                self.transport.close()
             return
         self.flow.resume_reading()
         self._idle_since = self.loop.time()
@@ -290,8 +309,10 @@ class Connection(HttpToolsProtocol):
         return STATUS_LINE[why.status] + lines + b"\r\n" + body
 
     def _linger(self) -> None:
+        """Nothing more is written: say so, and read on for a while what the client is still sending."""
         self._deaf = True
-        self._linger_until = self.loop.time() + LINGER_S
+        self._linger_since = self._heard_at = self.loop.time()
+        self._unwanted_bytes = 0
         self.flow.resume_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()
@@ -303,7 +324,7 @@ class Connection(HttpToolsProtocol):
 
     def is_busy(self) -> bool:
         """Whether a request is being read or answered."""
-        if self._linger_until is not None:
+        if self._linger_since is not None:
             return False
         return self._running is not None or self._stage == _HEAD or self.transport.get_write_buffer_size() > 0
 
@@ -313,14 +334,17 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def sweep(self, now: float) -> None:
-        """End what has taken too long by `now`, on the clock of the event loop."""
+        """End what has taken too long by `now`, on the clock of the event loop; keep a silent stream alive."""
+        running = cast("Cycle | None", self._running)
+        if running is not None and running.sign_of_life and not self.transport.is_closing():
+            running.keep_alive_by(now, self.state.silence_s)
         if self._takes_nothing(now):
             logger.info("ended the connection of %s, which stopped reading its answer", self._peer())
             self.transport.abort()
         elif self.transport.is_closing():
             pass
-        elif self._linger_until is not None:
-            if now >= self._linger_until:
+        elif self._linger_since is not None:
+            if now - self._heard_at > LINGER_S or now - self._linger_since > self.limits.read_timeout_s:
                 self.transport.close()
         elif self._stage == _BODY:
             self._sweep_body(now)

@@ -1,7 +1,8 @@
 """One request and its answer: uvicorn's, but for how the answer is written.
 
 The head waits for the first piece of the body and leaves with it, in one write; if none comes in the same turn of the
-event loop, it leaves alone. Headers are checked as a whole instead of one by one.
+event loop, it leaves alone. Headers are checked as a whole instead of one by one. A stream whose application says what
+keeps it alive sends that when nothing else was sent for a while. Closing is left to the connection.
 """
 
 from __future__ import annotations
@@ -19,9 +20,13 @@ class Cycle(RequestResponseCycle):
     """Made by `edge.connection.Connection` for every request."""
 
     _head: bytes | None = None
+    sign_of_life = b""  # what an idle stream sends, as a chunk of the body
+    _silent = False  # nothing was sent since the latest sweep
+    _silent_since = 0.0
 
     async def send(self, message: Any) -> None:
-        """ASGI's `send`.
+        """ASGI's `send`. The start of a stream may say what keeps it alive while it is idle, as `tierline.keep_alive`:
+        bytes that are whole in themselves, because they are sent between two pieces of the body.
 
         Raises:
             RuntimeError: the application breaks ASGI or HTTP.
@@ -35,14 +40,18 @@ class Cycle(RequestResponseCycle):
             self._send_body(message.get("body", b""), more=message.get("more_body", False))
         elif kind == "http.response.start" and not self.response_started:
             self._start(message["status"], message.get("headers", ()))
+            if (piece := message.get("tierline.keep_alive")) and self.chunked_encoding:
+                self.sign_of_life = b"%x\r\n%b\r\n" % (len(piece), piece)
         else:
             raise RuntimeError(f"the application sent {kind} out of turn")
 
     def _start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self.response_started = True
-        self.waiting_for_100_continue = False
         lines = [STATUS_LINE[status][:-2]]
         closes = False
+        if self.waiting_for_100_continue and self.more_body:
+            self.keep_alive = False  # its body may come or not: nothing behind it could be told from it
+        self.waiting_for_100_continue = False
         for name, value in (*self.default_headers, *headers):
             lines.append(b"%b: %b" % (name, value))
             match name.lower():
@@ -74,7 +83,19 @@ class Cycle(RequestResponseCycle):
         if data:
             self.transport.write(data)
 
+    def keep_alive_by(self, now: float, after_s: float) -> None:
+        """Send the sign of life of a stream that has been silent for `after_s` and whose client has read everything.
+
+        `now` is on the clock of the event loop. Called by each sweep, so a piece of the body costs no look at a clock.
+        """
+        if not self._silent:
+            self._silent, self._silent_since = True, now
+        elif now - self._silent_since >= after_s and not self.transport.get_write_buffer_size():
+            self._silent_since = now
+            self._write(self.sign_of_life)
+
     def _send_body(self, body: bytes, *, more: bool) -> None:
+        self._silent = False
         if self.scope["method"] == "HEAD":
             self.expected_content_length = 0
             self._write(b"")
@@ -92,6 +113,4 @@ class Cycle(RequestResponseCycle):
             raise RuntimeError("the answer is shorter than its content-length")
         self.response_complete = True
         self.message_event.set()
-        if not self.keep_alive:
-            self.transport.close()
         self.on_response()

@@ -17,8 +17,10 @@ MAX_FRAMING_BYTES = 64 * 1024
 MAX_FRAMING_PER_BODY_BYTE = 8
 # What a client must send or read on average, once its time-out has passed.
 MIN_BYTES_PER_SECOND = 8 * 1024
-# How long the bytes of a refused client are thrown away, so that it can read why: closing at once would reset it.
+# A client that still sends when its answer ends the connection is read on, and what it sends is thrown away: closing
+# at once would reset it, and the answer be lost. Until it pauses for so long, or has sent so much since then.
 LINGER_S = 5.0
+MAX_UNWANTED_BYTES = 64 * 1024 * 1024
 
 # The key in an ASGI scope that says: the body did not come in time, answer with status 408.
 READ_TIMEOUT = "tierline.read_timeout"
@@ -29,20 +31,31 @@ class Limits:
     """Times in seconds.
 
     read_timeout_s: for a request's head, and for a pause in its body. write_timeout_s: for a client that reads
-    nothing. keep_alive_s: between two requests. shutdown_delay_s: still serving, but not ready, once asked to stop.
+    nothing. keep_alive_s: between two requests. stream_keep_alive_s: the longest silence of a stream that has a sign of
+    life to send; 0 sends none. shutdown_delay_s: still serving, but not ready, once asked to stop.
     drain_s: for running requests, after that.
     """
 
     read_timeout_s: float = 30.0
     write_timeout_s: float = 60.0
     keep_alive_s: float = 75.0
+    stream_keep_alive_s: float = 15.0
     shutdown_delay_s: float = 0.0
     drain_s: float = 20.0
 
     @property
     def sweep_interval_s(self) -> float:
         """How late a limit may be noticed: a second, less where the limits themselves are short."""
-        return min(1.0, self.read_timeout_s / 4, self.write_timeout_s / 4)
+        return min(1.0, self.read_timeout_s / 4, self.write_timeout_s / 4, (self.stream_keep_alive_s or 4.0) / 4)
+
+    @property
+    def silence_s(self) -> float:
+        """The silence, as sweeps see it, after which a stream sends its sign of life.
+
+        The sweep that finds a stream silent comes up to an interval after its last piece, and the one that acts up to
+        an interval late.
+        """
+        return self.stream_keep_alive_s - 2 * self.sweep_interval_s if self.stream_keep_alive_s else float("inf")
 
 
 class Refused(Exception):

@@ -26,6 +26,7 @@ logger = logging.getLogger("tierline.edge")
 
 GRACE_S = 1.0
 _POLL_S = 0.05
+_SWEPT_AT_ONCE = 100
 _CANCEL_S = 1.5  # how long a cancelled request may take to say so to its client, and then to the books
 
 
@@ -108,7 +109,12 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self.limits.sweep_interval_s)
-            self.sweep(loop.time())
+            connections = self.connections()
+            for start in range(0, len(connections), _SWEPT_AT_ONCE):
+                now = loop.time()
+                for connection in connections[start : start + _SWEPT_AT_ONCE]:
+                    connection.sweep(now)
+                await asyncio.sleep(0)  # thousands of streams that all get a sign of life make nobody wait
 
     async def _until(self, seconds: float, true: Callable[[float], bool]) -> None:
         """Wait until something is true, the time is over, or a second signal says not to."""

@@ -138,9 +138,13 @@ class Exchange:
             self._watcher.cancel()
             self._watcher = None
 
-    async def start(self, status: int, headers: Iterable[Header]) -> None:
+    async def start(self, status: int, headers: Iterable[Header], keep_alive: bytes = b"") -> None:
+        """Send status line and headers. `keep_alive`: what the server sends whenever the stream is silent for long."""
         self.started = True
-        await self._send({"type": "http.response.start", "status": status, "headers": list(headers)})
+        start = {"type": "http.response.start", "status": status, "headers": list(headers)}
+        if keep_alive:
+            start["tierline.keep_alive"] = keep_alive
+        await self._send(start)
 
     async def write(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})

@@ -49,7 +49,7 @@ async def _relay_stream(
     kept: list[bytes] = []
     ending: list[bytes] = []
     life.status = 200
-    await exchange.start(200, [*SSE_HEADERS, *life.headers()])
+    await exchange.start(200, [*SSE_HEADERS, *life.headers()], life.dialect.keep_alive)
     try:
         async for event in answer.events:
             if (chunk := event.chunk) is not None:

@@ -15,6 +15,7 @@ class Server(EdgeServer):
         limits = Limits(
             read_timeout_s=settings.read_timeout_seconds,
             write_timeout_s=settings.write_timeout_seconds,
+            stream_keep_alive_s=settings.keep_alive_seconds,
             shutdown_delay_s=settings.shutdown_delay_seconds,
             drain_s=settings.drain_seconds,
         )

@@ -42,6 +42,9 @@ class ServerSettings(Strict):
     max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024)
     read_timeout_seconds: float = Field(30.0, gt=0, description="For a request's head, and for a pause in its body.")
     write_timeout_seconds: float = Field(60.0, gt=0, description="For a client that does not read its answer.")
+    keep_alive_seconds: float = Field(
+        15.0, ge=0, description="Longest silence of a stream that has begun: then a sign of life is sent; 0: never."
+    )
     shutdown_delay_seconds: float = Field(
         0.0, ge=0, description="How long to serve on after SIGTERM, not ready, before the drain begins."
     )

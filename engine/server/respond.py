@@ -167,9 +167,11 @@ class _Response:
     async def _start(self, content_type: bytes) -> None:
         self._started = True
         headers = [(b"content-type", content_type), (b"x-request-id", self._job.request_id.encode("latin-1"))]
+        start = {"type": "http.response.start", "status": 200, "headers": headers}
         if self._job.stream:
             headers.append((b"cache-control", b"no-cache"))
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            start["tierline.keep_alive"] = b": keep-alive\n\n"  # every event is one write, so it is never inside one
+        await self._send(start)
 
     async def _write(self, data: bytes, *, more: bool) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})

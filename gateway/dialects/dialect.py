@@ -83,8 +83,8 @@ class Writer(Protocol):
 class Dialect(Protocol):
     """One kind of client. Stateless; the module's one instance is shared.
 
-    `route` names it in ledger, metrics and logs; `keep_alive` is what an idle stream sends so that nobody on the way
-    closes it.
+    `route` names it in ledger, metrics and logs; `keep_alive` is what an idle stream sends, between two
+    events, so that nobody on the way closes it.
     """
 
     route: str

@@ -37,7 +37,8 @@ def no_tracebacks(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 
 class Application:
-    """/echo says what it was sent; /ignore answers without reading; /hold waits; /stream writes for ever."""
+    """/echo says what it was sent; /ignore answers without reading; /hold waits; /stream writes for ever; /idle begins
+    a stream that has a sign of life, and ends it when it is let go."""
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
@@ -75,6 +76,13 @@ class Application:
                 self.written += 1
                 await asyncio.sleep(0)
             self.disconnects += 1
+            return
+        if path == "/idle":
+            start = {"type": "http.response.start", "status": 200, "headers": [], "tierline.keep_alive": b": alive\n\n"}
+            await send(start)
+            await send({"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
+            await self.let_go.wait()
+            await send({"type": "http.response.body", "body": b"data: 2\n\n", "more_body": False})
             return
         body = b"" if path in ("/ignore", "/hold") else await self._body(receive)
         if body is None:
