@@ -9,8 +9,8 @@ import msgspec
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.access.audit import Actor, record
-from gateway.access.keystore import read_models
+from gateway.access.audit import Actor, record, record_change
+from gateway.access.keystore import read_list
 from gateway.ledger.database import Database
 from gateway.ledger.rows import now_ms
 from gateway.ledger.schema import keys, organisations, projects, replaced_secrets, teams
@@ -18,7 +18,7 @@ from gateway.ledger.schema import keys, organisations, projects, replaced_secret
 # What the audit log has of a key besides what changed: nothing that its holder could use.
 _AUDITED: Final = (
     "name", "prefix", "project_id", "expires_ms", "requests_per_minute", "tokens_per_minute", "parallel",
-    "budget_nanousd", "allowed_models",
+    "budget_nanousd", "allowed_models", "allowed_tiers", "allowed_routes",
 )  # fmt: skip
 
 
@@ -41,7 +41,7 @@ class ReplacedSecret(msgspec.Struct, frozen=True, kw_only=True):
 class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A key as it may be shown. Times are UTC milliseconds, the budget nano-dollars per month.
 
-    `replaced` are its former secrets, the latest first.
+    `allowed_…` is None where it may use all. `replaced` are its former secrets, the latest first.
     """
 
     key_id: str
@@ -61,6 +61,8 @@ class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
     parallel: int | None
     budget_nanousd: int | None
     allowed_models: list[str] | None
+    allowed_tiers: list[str] | None
+    allowed_routes: list[str] | None
     replaced: list[ReplacedSecret]
 
     @property
@@ -99,11 +101,17 @@ async def select_keys(
     for row in (await connection.execute(former)).mappings():
         secret = ReplacedSecret(**{field: row[field] for field in ReplacedSecret.__struct_fields__})
         replaced.setdefault(row["key_id"], []).append(secret)
-    fields = [field for field in KeyInfo.__struct_fields__ if field not in ("allowed_models", "replaced")]
+    fields = [
+        field
+        for field in KeyInfo.__struct_fields__
+        if field not in ("allowed_models", "allowed_tiers", "allowed_routes", "replaced")
+    ]
     return [
         KeyInfo(
             **{field: row[field] for field in fields},
-            allowed_models=read_models(row["allowed_models"]),
+            allowed_models=read_list(row["allowed_models"]),
+            allowed_tiers=read_list(row["allowed_tiers"]),
+            allowed_routes=read_list(row["allowed_routes"]),
             replaced=replaced.get(row["key_id"], []),
         )
         for row in found
@@ -165,3 +173,17 @@ async def audit_key(
     """Write a row of the audit log about a key, in the transaction of the change."""
     where = {"organisation_id": info.organisation_id}
     await record(connection, actor, action, f"key:{info.key_id}", before=before, after=after, **where)
+
+
+async def audit_key_change(
+    connection: AsyncConnection,
+    actor: Actor | None,
+    action: str,
+    info: KeyInfo,
+    *,
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+) -> None:
+    """The same, with only those fields that differ, and no row where none does."""
+    where = {"organisation_id": info.organisation_id}
+    await record_change(connection, actor, action, f"key:{info.key_id}", before=before, after=after, **where)

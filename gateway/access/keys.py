@@ -1,4 +1,4 @@
-"""API keys: made, listed, rotated and revoked here; a token is shown once, when it is made.
+"""API keys: made, changed, rotated and revoked here; a token is shown once, when it is made.
 
 A key belongs to a project of a team of an organisation; those come into being with their first key. Its id is what
 limits, budgets, spend and policies hold on to; its secret can be replaced. Every change moves the key version, by which
@@ -8,43 +8,44 @@ running gateways notice within a second, and stands in the audit log. See `keyst
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
-from sqlalchemy import Table, func, select, update
+from msgspec import UNSET
+from sqlalchemy import func, select, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.access.audit import Actor, record
+from gateway.access.audit import Actor
+from gateway.access.ceilings import InvalidCeiling, KeyChange, columns
 from gateway.access.key_info import (
     InvalidKeyRequest,
     KeyInfo,
     ReplacedSecret,
     audit_key,
+    audit_key_change,
     audited,
     find_key,
     get_key,
     list_keys,
 )
 from gateway.access.keystore import KeyStore, SecretMismatch, check_secret, check_token
+from gateway.access.levels import InvalidLevel, check_name, ensure_levels, move_version
 from gateway.access.principal import AuthenticationError, ExpiredKey, InvalidKey, KeyLimits, Principal, RevokedKey
 from gateway.access.secret import ServerSecret, is_token, load_secret, new_token, shown_prefix, write_private
 from gateway.ledger.database import Database
 from gateway.ledger.rows import new_id, now_ms
-from gateway.ledger.schema import facts, keys, organisations, projects, replaced_secrets, teams
+from gateway.ledger.schema import keys, replaced_secrets
 
 __all__ = [
-    "AuthenticationError", "CreatedKey", "ExpiredKey", "InvalidKey", "InvalidKeyRequest", "KeyInfo", "KeyLimits",
-    "KeyStore", "Principal", "ReplacedSecret", "RevokedKey", "SecretMismatch", "ServerSecret", "check_secret",
-    "check_token", "create_key", "ensure_first_key", "find_key", "list_keys", "load_secret", "revoke_key", "rotate_key",
+    "AuthenticationError", "CreatedKey", "ExpiredKey", "InvalidKey", "InvalidKeyRequest", "KeyChange", "KeyInfo",
+    "KeyLimits", "KeyStore", "Principal", "ReplacedSecret", "RevokedKey", "SecretMismatch", "ServerSecret",
+    "change_key", "check_secret", "check_token", "create_key", "ensure_first_key", "find_key", "list_keys",
+    "load_secret", "revoke_key", "rotate_key",
 ]  # fmt: skip
 
 logger = logging.getLogger("tierline.access")
-
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._@+-]{0,63}")
 
 
 class CreatedKey:
@@ -72,6 +73,8 @@ async def create_key(
     limits: KeyLimits | None = None,
     budget_nanousd: int | None = None,
     allowed_models: Collection[str] | None = None,
+    allowed_tiers: Collection[str] | None = None,
+    allowed_routes: Collection[str] | None = None,
     token: str | None = None,
     actor: Actor | None = None,
 ) -> CreatedKey:
@@ -80,42 +83,61 @@ async def create_key(
     `actor` is who the audit log names, here and below: None is the user who runs this program.
 
     Raises:
-        InvalidKeyRequest: a name, limit, budget or expiry that makes no sense.
+        InvalidKeyRequest: a name, limit, budget, expiry or scope that makes no sense.
     """
-    limits = limits or KeyLimits()
-    for kind, value in (("organisation", organisation), ("team", team), ("project", project), ("key", name)):
-        if not _NAME.fullmatch(value):
-            allowed = "1 to 64 letters, digits, spaces or . _ @ + -, beginning with a letter or digit"
-            raise InvalidKeyRequest(f"{value!r} is no name for a {kind}: use {allowed}")
-    for field in KeyLimits.__struct_fields__:
-        if (value := getattr(limits, field)) is not None and not 0 < value < 2**31:
-            raise InvalidKeyRequest(f"{field} must be between 1 and {2**31 - 1}, got {value}")
-    if budget_nanousd is not None and budget_nanousd < 0:
-        raise InvalidKeyRequest("a budget cannot be negative")
-    if expires_ms is not None and expires_ms <= now_ms():
-        raise InvalidKeyRequest("the key would have expired already")
+    terms = _terms(
+        KeyChange(
+            name=name,
+            expires_ms=expires_ms,
+            budget_nanousd=budget_nanousd,
+            allowed_models=allowed_models,
+            allowed_tiers=allowed_tiers,
+            allowed_routes=allowed_routes,
+            **msgspec.structs.asdict(limits or KeyLimits()),
+        )
+    )
     await check_secret(database, secret)
     token = token or new_token()
     key_id = new_id()
     async with database.write() as connection:
-        project_id = await ensure_project(database, connection, actor, organisation, team, project)
-        values: dict[str, Any] = {
+        try:
+            *_, project_id = await ensure_levels(database, connection, actor, organisation, team, project)
+        except InvalidLevel as error:
+            raise InvalidKeyRequest(str(error)) from None
+        values = {
             "id": key_id,
             "project_id": project_id,
-            "name": name,
             "prefix": shown_prefix(token),
             "digest": secret.digest(token),
             "created_ms": now_ms(),
-            "expires_ms": expires_ms,
-            "budget_nanousd": budget_nanousd,
-            "allowed_models": None if allowed_models is None else msgspec.json.encode(sorted(allowed_models)).decode(),
-            **msgspec.structs.asdict(limits),
+            **terms,
         }
         await connection.execute(keys.insert().values(values))
         await move_version(database, connection)
         info = await get_key(connection, key_id)
         await audit_key(connection, actor, "key.create", info, after=audited(info))
     return CreatedKey(token, info)
+
+
+async def change_key(database: Database, reference: str, change: KeyChange, *, actor: Actor | None = None) -> KeyInfo:
+    """Set name, limits, budget, expiry or what it may use. Running gateways keep to it within a second.
+
+    Raises:
+        InvalidKeyRequest: see `find_key`; a value that makes no sense; or the key is revoked, for good.
+    """
+    values = _terms(change)
+    info = await find_key(database, reference)
+    if info.revoked_ms is not None:
+        raise InvalidKeyRequest(f"the key '{info.name}' is revoked, for good: create a new one")
+    if not values:
+        return info
+    async with database.write() as connection:
+        before = audited(await get_key(connection, info.key_id))
+        await connection.execute(update(keys).where(keys.c.id == info.key_id).values(values))
+        changed = await get_key(connection, info.key_id)
+        await move_version(database, connection)
+        await audit_key_change(connection, actor, "key.change", changed, before=before, after=audited(changed))
+    return changed
 
 
 async def revoke_key(database: Database, reference: str, *, actor: Actor | None = None) -> KeyInfo:
@@ -206,27 +228,18 @@ def _first_token(path: Path) -> str:
     return token
 
 
-async def ensure_project(
-    database: Database, connection: AsyncConnection, actor: Actor | None, organisation: str, team: str, project: str
-) -> str:
-    """The id of this project of this team of this organisation; what does not exist yet is made."""
+def _terms(change: KeyChange) -> dict[str, Any]:
+    """The columns that a change sets.
 
-    async def ensure(kind: str, table: Table, owner: str | None, **columns: str) -> str:
-        id = new_id()
-        made = await connection.execute(database.insert_if_absent(table, id=id, created_ms=now_ms(), **columns))
-        if made.rowcount:
-            what = f"{kind}:{id}"
-            await record(connection, actor, f"{kind}.create", what, organisation_id=owner or id, after=columns)
-        match = [table.c[name] == value for name, value in columns.items()]
-        return str(await connection.scalar(select(table.c.id).where(*match)))
-
-    organisation_id = await ensure("organisation", organisations, None, name=organisation)
-    team_id = await ensure("team", teams, organisation_id, organisation_id=organisation_id, name=team)
-    return await ensure("project", projects, organisation_id, team_id=team_id, name=project)
-
-
-async def move_version(database: Database, connection: AsyncConnection) -> None:
-    """Tell running gateways, in the transaction of a change of keys, that there is one."""
-    await connection.execute(database.insert_if_absent(facts, name="keys_version", value="0"))
-    # A new value suffices; a random one cannot repeat an old one, and needs no arithmetic on text.
-    await connection.execute(update(facts).where(facts.c.name == "keys_version").values(value=new_id()))
+    Raises:
+        InvalidKeyRequest: a value that makes no sense.
+    """
+    try:
+        if change.name is not UNSET:
+            check_name("key", change.name)
+        values = columns(change)
+    except (InvalidCeiling, InvalidLevel) as error:
+        raise InvalidKeyRequest(str(error)) from None
+    if values.get("expires_ms") is not None and values["expires_ms"] <= now_ms():
+        raise InvalidKeyRequest("the key would have expired already")
+    return values

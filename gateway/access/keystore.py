@@ -190,7 +190,7 @@ class KeyStore:
             "key_prefix": row["prefix"],
             "key_name": row["name"],
             "limits": limits,
-            "allowed_models": read_models(row["allowed_models"]),
+            "allowed_models": read_list(row["allowed_models"]),
         }
         principal = msgspec.convert(fields, Principal)
         return _Entry(str(row["digest"]), principal, row["revoked_ms"] is not None)
@@ -228,8 +228,8 @@ async def check_token(database: Database, secret: ServerSecret, token: str) -> P
     return store.authenticate(token)
 
 
-def read_models(text: object) -> list[str] | None:
-    """The model names in a key's column `allowed_models`; None for all."""
+def read_list(text: object) -> list[str] | None:
+    """The names in one of a key's columns `allowed_…`; None for all."""
     return None if text is None else msgspec.json.decode(str(text), type=list[str])
 
 

@@ -1,4 +1,4 @@
-"""What limits and budgets ask of the ledger: the month's sums by scope, and what single requests used.
+"""What limits, budgets and their owners ask of the ledger: the month's sums by scope, and what single requests used.
 
 The sums can leave out requests that are counted elsewhere: those from an id on, and some before it by name.
 """
@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, func, select
+import msgspec
+from sqlalchemy import ColumnElement, case, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.ledger.database import Database
@@ -25,6 +26,36 @@ SCOPES: Final = {
 }
 # Ids per statement; databases take only so many parameters.
 _CHUNK: Final = 500
+
+
+class Used(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums over the ledger's rows. `requests` counts those with a row, however many attempts each made."""
+
+    requests: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_nanousd: int = 0
+    saved_nanousd: int = 0
+
+
+async def month_use(database: Database, month: int) -> dict[str, Used]:
+    """What was used in a UTC calendar month (year * 12 + month - 1), by scope: `key:ID`, `team:ID`, …"""
+    owners = {kind: ledger.c[column] for kind, column in SCOPES.items() if kind != "policy"}
+    sums = [ledger.c[name] for name in ("input_tokens", "output_tokens", "cost_nanousd", "saved_nanousd")]
+    statement = (
+        # The first attempt stands for its request, so that requests add up over keys as tokens and money do.
+        select(*owners.values(), func.sum(case((ledger.c.attempt == 1, 1), else_=0)), *(func.sum(one) for one in sums))
+        .where(ledger.c.ts_ms >= _start_ms(month), ledger.c.ts_ms < _start_ms(month + 1))
+        .group_by(*owners.values())
+    )
+    found: dict[str, list[int]] = {}
+    async with database.read() as connection:
+        for row in await connection.execute(statement):
+            for kind, id_ in zip(owners, row, strict=False):
+                total = found.setdefault(f"{kind}:{id_}", [0] * (1 + len(sums)))
+                for i, amount in enumerate(row[len(owners) :]):
+                    total[i] += int(amount)
+    return {scope: Used(**dict(zip(Used.__struct_fields__, total, strict=True))) for scope, total in found.items()}
 
 
 async def month_spend(
