@@ -107,6 +107,20 @@ async def test_a_body_that_stalls_gets_a_request_timeout_and_holds_nothing(
     writer.close()
 
 
+@pytest.mark.parametrize("headers", ["", "connection: close\r\n", "expect: 100-continue\r\n"])
+async def test_a_bad_key_is_told_so_though_the_body_is_large(door: FrontDoor, headers: str) -> None:
+    """The client sends all of it before it looks for an answer; closing on it would lose the answer."""
+    body = b"x" * 30_000_000
+    head = request(door, b"", length=len(body), headers=headers).replace(b"Bearer ", b"Bearer no-")
+    reader, writer = await connect(door)
+    writer.write(head + body)
+    await writer.drain()
+    writer.write_eof()
+    status, _, said = answer(await reader.read())
+    assert (status, said["error"]["code"]) == (401, "invalid_api_key")
+    writer.close()
+
+
 async def test_the_clients_deadline_bounds_the_reading(door: FrontDoor) -> None:
     reader, writer = await connect(door)
     writer.write(request(door, b'{"model": "mock", ', length=1000, headers="x-tierline-deadline-ms: 50\r\n"))
