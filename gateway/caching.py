@@ -203,7 +203,7 @@ async def give(life: Life, accounting: Accounting, found: Lookup, writer: Writer
     life.status = 200
     if not life.stream:
         body = replay.replay_completion(entry.answer, id=answer_id, created=created)
-        body = writer.whole(Answer(body, decode_answer(body)))
+        body = await writer.whole(Answer(body, decode_answer(body)))
         await exchange.respond(200, [JSON_TYPE, *life.headers(), life.cost_header()], body)
         return
     await exchange.start(200, [*SSE_HEADERS, *life.headers()])
@@ -213,7 +213,7 @@ async def give(life: Life, accounting: Accounting, found: Lookup, writer: Writer
         data = raw[len(b"data: ") : -len(b"\n\n")]
         for written in writer.event(Event(raw, data, decode_chunk(data))):
             await exchange.write(written)
-    *ending, last = writer.end(life.summary())
+    *ending, last = await writer.end(life.summary())
     for written in ending:
         await exchange.write(written)
     await exchange.end(last)

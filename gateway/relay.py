@@ -32,8 +32,8 @@ async def relay(
         if life.stream:
             return await _relay_stream(exchange, life, accounting, answer, writer, keep)
         assert answer.whole is not None
-        body = writer.whole(answer.whole)
         life.meter.see_whole(answer.whole.completion)
+        body = await writer.whole(answer.whole)
         await accounting.settle("success")
         life.status = answer.status
         await exchange.respond(answer.status, [JSON_TYPE, *life.headers(), life.cost_header()], body)
@@ -80,7 +80,7 @@ async def _relay_stream(
             code="stream_cut",
         ) from cut
     await accounting.settle("success")
-    ending += writer.end(life.summary())
+    ending += await writer.end(life.summary())
     for raw in ending[:-1]:
         await exchange.write(raw)
     await exchange.end(ending[-1])

@@ -57,7 +57,7 @@ class MessagesWriter:
         self._stop_sequence: str | None = None
         self._usage: Usage | None = None
 
-    def whole(self, answer: Answer) -> bytes:
+    async def whole(self, answer: Answer) -> bytes:
         if answer.dialect == "anthropic":
             return answer.body
         completion = answer.completion
@@ -105,7 +105,7 @@ class MessagesWriter:
                 self._stop_sequence = _matched_stop(event.data)
         return out
 
-    def end(self, summary: Json) -> Sequence[bytes]:
+    async def end(self, summary: Json) -> Sequence[bytes]:
         if self._native:
             return () if self._stopped else (_event("message_stop", {}),)
         out: list[bytes] = []

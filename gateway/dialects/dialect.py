@@ -7,7 +7,7 @@ unchanged; else they are written anew from what they say. The rest of the gatewa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,6 +17,26 @@ from gateway.dialects.errors import GatewayError
 
 # Fields that text completions and chats have in common, as far as rules and estimates read them.
 _SHARED = ("model", "max_tokens", "response_format", "stream", "temperature")
+
+# Keeps a finished answer; False: it could not be kept.
+Keep = Callable[[Json], Awaitable[bool]]
+
+
+class Memory(Protocol):
+    """What a request has to do with the answers that the gateway remembers, in a dialect that has such.
+
+    `previous` is the id of the answer that it goes on from, `store` whether its own is to be remembered (None: as is
+    usual), `items` what it adds to the conversation. The pipeline sets `keep` if its answer is to be remembered.
+    """
+
+    previous: str | None
+    store: bool | None
+    items: Sequence[Json]
+    keep: Keep | None
+
+    def go_on(self, earlier: Sequence[Json]) -> None:
+        """Put the items of earlier turns before those of this one."""
+        ...
 
 
 @dataclass(slots=True)
@@ -29,7 +49,7 @@ class Asked:
     each capability that the answering model must have to the field that asks for it. `native` is the request in the
     client's own dialect, where that is another than the payload's. `longest` is how many tokens the longest of
     several inputs has, by estimate, where the model reads one by one and so only each by itself must fit its context.
-    `input_field` is where the input stands.
+    `input_field` is where the input stands. `memory` is there if the dialect has conversations that are remembered.
     """
 
     operation: Operation
@@ -45,6 +65,7 @@ class Asked:
     wants_usage: bool = True
     longest: int | None = None
     input_field: str = "messages"
+    memory: Memory | None = None
 
     @property
     def max_tokens(self) -> int | None:
@@ -61,9 +82,12 @@ class Asked:
 
 
 class Writer(Protocol):
-    """Writes one answer. Made once per request; `event` is called for every event, so it does little."""
+    """Writes one answer. Made once per request; `event` is called for every event, so it does little.
 
-    def whole(self, answer: Answer) -> bytes:
+    `whole` and `end` are the last step before the client has everything: what must be on record by then, they await.
+    """
+
+    async def whole(self, answer: Answer) -> bytes:
         """The body of a plain answer."""
         ...
 
@@ -71,7 +95,7 @@ class Writer(Protocol):
         """What the client gets for this event now: each item is one write. Often exactly one, sometimes none."""
         ...
 
-    def end(self, summary: Json) -> Sequence[bytes]:
+    async def end(self, summary: Json) -> Sequence[bytes]:
         """What ends a stream that is whole. `summary` is Tierline's own account of it: cost, cache, model, tier."""
         ...
 

@@ -32,7 +32,7 @@ class OpenAIWriter:
         self._wants_usage = wants_usage
         self._usage: bytes | None = None
 
-    def whole(self, answer: Answer) -> bytes:
+    async def whole(self, answer: Answer) -> bytes:
         return chat_body(answer)
 
     def event(self, event: Event) -> Sequence[bytes]:
@@ -45,7 +45,7 @@ class OpenAIWriter:
             return ()
         return (event.raw,)
 
-    def end(self, summary: Json) -> Sequence[bytes]:
+    async def end(self, summary: Json) -> Sequence[bytes]:
         if self._usage is None or not self._wants_usage:
             return (DONE,)
         return b"data: " + _encode({**_decode(self._usage), "tierline": summary}) + b"\n\n", DONE
