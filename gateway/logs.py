@@ -18,7 +18,7 @@ from gateway.settings import LogSettings
 
 logger = logging.getLogger("tierline")
 
-_SECRET = re.compile(r"\b(tl-|sk-)[A-Za-z0-9_-]{16,}|(?i:bearer)\s+[A-Za-z0-9._~+/=-]{8,}")
+_SECRET = re.compile(r"\b(tla?-|sk-)[A-Za-z0-9_-]{16,}|(?i:bearer)\s+[A-Za-z0-9._~+/=-]{8,}")
 _encoder = msgspec.json.Encoder(enc_hook=str)
 
 

@@ -25,6 +25,10 @@ class InvalidCeiling(ValueError):
     """A limit, budget, expiry or scope that makes no sense; the message names the field and says what to write."""
 
 
+class ChangedMeanwhile(ValueError):
+    """What was to be changed is no longer as whoever asked for the change saw it."""
+
+
 class LimitChange(msgspec.Struct, frozen=True, kw_only=True):
     """New limits, and a new monthly budget in nano-dollars. None: none; `UNSET`: as before."""
 

@@ -18,7 +18,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.exc import IntegrityError
 
 from gateway.access.audit import Actor
-from gateway.access.ceilings import InvalidCeiling, KeyChange, columns
+from gateway.access.ceilings import ChangedMeanwhile, InvalidCeiling, KeyChange, columns
 from gateway.access.key_info import (
     InvalidKeyRequest,
     KeyInfo,
@@ -33,7 +33,7 @@ from gateway.access.key_info import (
 from gateway.access.keystore import KeyStore, SecretMismatch, check_secret, check_token
 from gateway.access.levels import InvalidLevel, check_name, ensure_levels, move_version
 from gateway.access.principal import AuthenticationError, ExpiredKey, InvalidKey, KeyLimits, Principal, RevokedKey
-from gateway.access.secret import ServerSecret, is_token, load_secret, new_token, shown_prefix, write_private
+from gateway.access.secret import ServerSecret, kept_token, load_secret, new_token, shown_prefix
 from gateway.ledger.database import Database
 from gateway.ledger.rows import new_id, now_ms
 from gateway.ledger.schema import keys, replaced_secrets
@@ -119,10 +119,18 @@ async def create_key(
     return CreatedKey(token, info)
 
 
-async def change_key(database: Database, reference: str, change: KeyChange, *, actor: Actor | None = None) -> KeyInfo:
+async def change_key(
+    database: Database,
+    reference: str,
+    change: KeyChange,
+    *,
+    expected: KeyInfo | None = None,
+    actor: Actor | None = None,
+) -> KeyInfo:
     """Set name, limits, budget, expiry or what it may use. Running gateways keep to it within a second.
 
     Raises:
+        ChangedMeanwhile: it is not as in `expected`.
         InvalidKeyRequest: see `find_key`; a value that makes no sense; or the key is revoked, for good.
     """
     values = _terms(change)
@@ -132,7 +140,10 @@ async def change_key(database: Database, reference: str, change: KeyChange, *, a
     if not values:
         return info
     async with database.write() as connection:
+        await connection.execute(select(keys.c.id).where(keys.c.id == info.key_id).with_for_update())
         before = audited(await get_key(connection, info.key_id))
+        if expected is not None and before != audited(expected):
+            raise ChangedMeanwhile(f"the key '{info.name}' was changed meanwhile")
         await connection.execute(update(keys).where(keys.c.id == info.key_id).values(values))
         changed = await get_key(connection, info.key_id)
         await move_version(database, connection)
@@ -211,21 +222,10 @@ async def ensure_first_key(database: Database, path: Path, secret: ServerSecret 
             return None
     secret = secret or load_secret(path.parent / "secret")
     try:
-        return await create_key(database, secret, name="first-key", token=_first_token(path))
+        return await create_key(database, secret, name="first-key", token=kept_token(path))
     except IntegrityError:
         # Another process was faster with the same token.
         return None
-
-
-def _first_token(path: Path) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_private(path, new_token() + "\n", replace=False)
-    token = path.read_text().strip()
-    if not is_token(token):
-        token = new_token()
-        write_private(path, token + "\n", replace=True)
-    path.chmod(0o600)
-    return token
 
 
 def _terms(change: KeyChange) -> dict[str, Any]:

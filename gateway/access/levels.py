@@ -16,7 +16,7 @@ from sqlalchemy import FromClause, Table, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.access.audit import Actor, record, record_change
-from gateway.access.ceilings import LimitChange, columns
+from gateway.access.ceilings import ChangedMeanwhile, LimitChange, columns
 from gateway.access.counting import month_of
 from gateway.ledger.database import Database
 from gateway.ledger.rows import new_id, now_ms
@@ -31,6 +31,10 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._@+-]{0,63}")
 
 class InvalidLevel(ValueError):
     """An organisation, team or project cannot be found or made as asked; the message says what to write instead."""
+
+
+class LevelExists(InvalidLevel):
+    """What was to be made is there."""
 
 
 class LevelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +117,7 @@ async def create_level(
     where they do not exist.
 
     Raises:
-        InvalidLevel: it exists, or the name makes no sense. InvalidCeiling: so do the limits.
+        LevelExists: see there. InvalidLevel: the name makes no sense. InvalidCeiling: so do the limits.
     """
     kind, path = _reference(reference)
     names = path.split("/")
@@ -125,13 +129,18 @@ async def create_level(
         above = await ensure_levels(database, connection, actor, *names[:-1])
         made = await _insert(database, connection, actor, kind, above, {**_within(above, names[-1]), **values})
         if made is None:
-            raise InvalidLevel(f"the {kind} '{path}' exists")
+            raise LevelExists(f"the {kind} '{path}' exists")
         await move_version(database, connection)
     return await find_level(database, f"{kind}:{made}")
 
 
 async def change_level(
-    database: Database, reference: str, change: LimitChange, *, actor: Actor | None = None
+    database: Database,
+    reference: str,
+    change: LimitChange,
+    *,
+    expected: LevelInfo | None = None,
+    actor: Actor | None = None,
 ) -> LevelInfo:
     """Set limits and budget. Running gateways keep to them within a second; requests under way end as they began.
 
@@ -139,14 +148,18 @@ async def change_level(
 
     Raises:
         InvalidLevel: see `find_level`. InvalidCeiling: a limit or budget that makes no sense.
+        ChangedMeanwhile: its limits are not as in `expected`.
     """
     values = columns(change)
     level = await find_level(database, reference)
     if values:
         table = _TABLES[level.kind]
         async with database.write() as connection:
-            present = select(*(table.c[name] for name in values)).where(table.c.id == level.id).with_for_update()
+            ceilings = LimitChange.__struct_fields__
+            present = select(*(table.c[name] for name in ceilings)).where(table.c.id == level.id).with_for_update()
             before = dict((await connection.execute(present)).mappings().one())
+            if expected is not None and any(before[name] != getattr(expected, name) for name in ceilings):
+                raise ChangedMeanwhile(f"the {level.kind} '{level.path}' was changed meanwhile")
             await connection.execute(update(table).where(table.c.id == level.id).values(values))
             await move_version(database, connection)
             action, of = f"{level.kind}.change", level.organisation_id
