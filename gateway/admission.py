@@ -157,7 +157,7 @@ async def route(services: Services, life: Life) -> None:
         model=name,
     )
     policy = services.policies.current.resolve(subject)
-    used = await services.limiter.budget_used((principal.scope(), _budget_scope(policy, enforced=False)))
+    used = await services.limiter.budget_used((*principal.scopes, _budget_scope(policy, enforced=False)))
     context = Context(
         organisation=subject.organisation,
         team=subject.team,
@@ -243,6 +243,7 @@ async def admit(services: Services, life: Life, *, free: bool = False) -> None:
         headers = error.headers()
         if error.retry_after_s > LONGEST_RETRY_S:
             headers["x-should-retry"] = "false"
+        unlimited=principal.unlimited,
         kind = OutOfBudget if isinstance(error, BudgetExhausted) else RateLimited
         raise kind(error.message, headers=headers) from None
     life.standing = life.grant.standing
@@ -274,7 +275,7 @@ def _set_aside(services: Services, life: Life, principal: Principal) -> tuple[in
 def _scopes(principal: Principal, policy: Policy) -> tuple[Scope, ...]:
     """Everything that a request counts against: its key, the policy's ceilings of that key, the policy's budget."""
     limits = policy.limits
-    scopes = principal.scope(), _budget_scope(policy, enforced=True)
+    scopes = *principal.scopes, _budget_scope(policy, enforced=True)
     if (limits.requests_per_minute or limits.tokens_per_minute or limits.parallel) is None:
         return scopes
     ceilings = Scope(

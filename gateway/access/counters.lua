@@ -4,9 +4,10 @@
 -- ARGV[1]  the operation, ARGV[2] its arguments in MessagePack; the answer is MessagePack too
 --
 --   PREFIX:scope:ID      record  what the scope has used, see `scopes_of`
---   PREFIX:hold:ID       record  an admitted request: state, scopes, tokens, cost, month, cut, owner, restored
+--   PREFIX:hold:ID       record  an admitted request: state, scopes, unlimited, tokens, cost, month, cut, owner, restored
 --   PREFIX:expiry        zset    hold ids by when they expire; expired ones by when they can be settled no more
---   PREFIX:month:NUMBER  hash    run, cut, seeded, next_s, interval_s; base:ID: the ledger's sum of requests before the cut
+--   PREFIX:spend:NUMBER  hash    of a month: run, cut, seeded, next_s, interval_s; of each scope base:ID, the ledger's sum
+--                                of requests before the cut, and since:ID, what was settled of the others
 --   PREFIX:early:NUMBER  set     requests with ids before the cut that are counted here all the same
 --   PREFIX:processes     zset    gateway processes by when they were last heard of
 --
@@ -45,7 +46,7 @@ end
 
 local now = clock()
 local MONTH = month_of(now)
-local MONTH_KEY = PREFIX .. ':month:' .. MONTH
+local MONTH_KEY = PREFIX .. ':spend:' .. MONTH
 
 local function number(value) return tonumber(value or 0) end
 local function exact(value) return string.format('%.17g', value) end
@@ -55,7 +56,7 @@ local function answer(...) return cmsgpack.pack({ ... }) end
 
 -- What is spent in the running month comes from two places that never overlap. A request whose id is before the cut
 -- counts in the ledger only: `base` is the ledger's sum of those, and is read again as their rows arrive. All others
--- count here only: `since`. When Redis has lost data (it is empty, or runs for the first time since a restart), a new
+-- count here only: `since`, also that of scopes which have no limit now and may be given one. When Redis has lost data (it is empty, or runs for the first time since a restart), a new
 -- cut puts everything so far on the ledger's side.
 --
 -- scopes: {{id, requests a minute, tokens a minute, parallel, budget, label}, ...}, with -1 for no limit.
@@ -63,7 +64,7 @@ local function answer(...) return cmsgpack.pack({ ... }) end
 local function scopes_of(scopes)
   local fields, keys = { 'run', 'cut', 'seeded' }, {}
   for i, scope in ipairs(scopes) do
-    fields[i + 3] = 'base:' .. scope[1]
+    fields[2 * i + 2], fields[2 * i + 3] = 'base:' .. scope[1], 'since:' .. scope[1]
     keys[i] = scope_key(scope[1])
   end
   local month = redis.call('HMGET', MONTH_KEY, unpack(fields))
@@ -74,10 +75,9 @@ local function scopes_of(scopes)
   for i, scope in ipairs(scopes) do
     local c = stored[i] and cmsgpack.unpack(stored[i])
       or { requests = 0, requests_at = now, tokens = 0, tokens_at = now, parallel = 0 }
-    if c.month ~= MONTH then c.held, c.since = 0, 0 end
-    if c.cut ~= cut then c.since = 0 end
-    c.month, c.cut = MONTH, cut
-    c.base = seeded and number(month[i + 3]) or 0
+    if c.month ~= MONTH then c.held, c.month = 0, MONTH end
+    c.base = seeded and number(month[2 * i + 2]) or 0
+    c.since = valid and number(month[2 * i + 3]) or 0
     c.limits = scope
     counters[i] = c
   end
@@ -87,9 +87,13 @@ end
 local function save(c)
   local record = {
     requests = c.requests, requests_at = c.requests_at, tokens = c.tokens, tokens_at = c.tokens_at,
-    parallel = c.parallel, month = c.month, cut = c.cut, held = c.held, since = c.since,
+    parallel = c.parallel, month = c.month, held = c.held,
   }
   redis.call('SET', scope_key(c.limits[1]), cmsgpack.pack(record), 'EX', SCOPE_TTL_S)
+end
+
+local function spend(id, cost)
+  redis.call('HINCRBY', MONTH_KEY, 'since:' .. id, string.format('%.0f', cost))
 end
 
 local function seen(c)
@@ -157,8 +161,8 @@ end
 
 local operations = {}
 
--- id, owner, scopes, tokens, cost, ttl_s, restore
--- `restore`: the request is running already, so it is counted whatever the limits say.
+-- id, owner, scopes, unlimited, tokens, cost, ttl_s, restore
+-- `unlimited`: ids of scopes that only count what is spent. `restore`: the request is running already, so it is counted whatever the limits say.
 function operations.admit(a)
   local expired = reclaim()
   local earlier = hold_of(a.id)
@@ -189,7 +193,7 @@ function operations.admit(a)
     end
   end
   local hold = {
-    state = 'open', scopes = a.scopes, tokens = a.tokens, cost = a.cost, month = MONTH, cut = cut, owner = a.owner,
+    state = 'open', scopes = a.scopes, unlimited = a.unlimited, tokens = a.tokens, cost = a.cost, month = MONTH, cut = cut, owner = a.owner,
     restored = a.restore or false,
   }
   keep(a.id, hold, now + a.ttl_s)
@@ -202,17 +206,22 @@ function operations.settle(a)
   local hold = hold_of(a.id)
   if not hold or hold.state == 'settled' then return answer('nothing', expired) end
   local counters, cut, seeded = scopes_of(hold.scopes)
+  local counts_here = cut ~= '' and hold.cut == cut and hold.month == MONTH and a.cost > 0
   for _, c in ipairs(counters) do
     if c.limits[3] >= 0 then
       drain(c, 'tokens', c.limits[3])
       c.tokens = math.max(0, c.tokens + a.tokens - hold.tokens)
     end
     if hold.state == 'open' then c.parallel = math.max(0, c.parallel - 1) end
-    if hold.month == MONTH then
-      if hold.state == 'open' then c.held = math.max(0, c.held - hold.cost) end
-      if cut ~= '' and hold.cut == cut then c.since = c.since + a.cost end
+    if hold.month == MONTH and hold.state == 'open' then c.held = math.max(0, c.held - hold.cost) end
+    if counts_here then
+      c.since = c.since + a.cost
+      spend(c.limits[1], a.cost)
     end
     save(c)
+  end
+  if counts_here then
+    for _, id in ipairs(hold.unlimited or {}) do spend(id, a.cost) end
   end
   redis.call('ZREM', EXPIRY, a.id)
   if hold.restored then -- it may be brought back once more by a process that never heard the answer

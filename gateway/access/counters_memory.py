@@ -88,7 +88,13 @@ class MemoryLimiter:
             counters.held += admission.cost_nanousd
         expires = now + admission.ttl_s
         self._holds[admission.hold_id] = Hold(
-            admission.hold_id, admission.scopes, admission.tokens, admission.cost_nanousd, self._month, expires
+            admission.hold_id,
+            admission.scopes,
+            admission.tokens,
+            admission.cost_nanousd,
+            self._month,
+            expires,
+            admission.unlimited,
         )
         heapq.heappush(self._expiries, (expires, admission.hold_id))
         granted = self._grants[admission.hold_id] = grant(admission.hold_id, taken)
@@ -118,6 +124,9 @@ class MemoryLimiter:
                 counters.settled += cost_nanousd
                 if hold.state == "open":
                     counters.held -= hold.cost_nanousd
+        if hold.month == self._month:
+            for scope_id in hold.unlimited:
+                self._counters(scope_id).settled += cost_nanousd
         return standing(taken, now)
 
     async def touch(self, hold_id: str, ttl_s: float, tokens: int = 0, cost_nanousd: int = 0) -> bool:

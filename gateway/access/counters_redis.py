@@ -215,6 +215,7 @@ class RedisLimiter:
             "id": admission.hold_id,
             "owner": self.owner,
             "scopes": _packed(admission.scopes),
+            "unlimited": admission.unlimited,
             "tokens": admission.tokens,
             "cost": admission.cost_nanousd,
             "ttl_s": admission.ttl_s,

@@ -6,6 +6,7 @@ them from Redis; that both refuse the same requests with the same words is becau
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final
@@ -91,7 +92,7 @@ def _check_budget(scope: Scope, budget: int, counters: Counters, needed: int, mo
         retry, text = SOON_S, f"{text}. Try again when one has ended."
     else:
         retry = max(SOON_S, month_left_s)
-        text = f"{text}. Raise the budget, ask for fewer tokens, or wait for the next month."
+        text = f"{text}. {_advice(month_left_s)}"
     raise BudgetExhausted(scope.id, retry, text, budget=budget, settled=settled, held=held, needed=needed)
 
 
@@ -106,10 +107,16 @@ def check_raise(scope: Scope, counters: Counters, more_nanousd: int, month_left_
         return
     text = (
         f"{_budget(scope, budget, counters)}, and this answer needs ${format_usd(more_nanousd)} more. It ends here. "
-        "Raise the budget, ask for fewer tokens, or wait for the next month."
+        f"{_advice(month_left_s)}"
     )
     retry = SOON_S if settled + more_nanousd <= budget else max(SOON_S, month_left_s)
     raise BudgetExhausted(scope.id, retry, text, budget=budget, settled=settled, held=held, needed=more_nanousd)
+
+
+def _advice(month_left_s: float) -> str:
+    hours = max(1, math.ceil(month_left_s / 3600))
+    begins = _counted(hours, "hour") if hours < 48 else _counted(hours // 24, "day")
+    return f"Raise the budget, ask for fewer tokens, or wait for the next month (UTC), which begins in {begins}."
 
 
 def _budget(scope: Scope, budget: int, counters: Counters) -> str:

@@ -32,6 +32,7 @@ class Hold(msgspec.Struct):
     cost_nanousd: int
     month: int
     expires_s: float
+    unlimited: tuple[str, ...] = ()
     state: Literal["open", "expired"] = "open"
 
 

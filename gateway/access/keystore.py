@@ -1,8 +1,9 @@
 """Keys in memory: what authenticates a request, without a database on its way.
 
-A snapshot of all keys, taken again when the database's key version has moved: it is looked at every half second, so
-that a revoked key is refused within a second. A token that the snapshot does not know may be a key made a moment
-ago: `authenticate_fresh` looks once more, together with everybody else who is waiting, at most ten times a second.
+A snapshot of all keys and of the limits above them, taken again when the database's key version has moved: it is
+looked at every half second, so that a revoked key is refused within a second, and a new limit holds as soon. A token
+that the snapshot does not know may be a key made a moment ago: `authenticate_fresh` looks once more, together with
+everybody else who is waiting, at most ten times a second.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import asyncio
 import hmac
 import logging
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import or_, select
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection
 
+from gateway.access.limits import Scope
 from gateway.access.principal import ExpiredKey, InvalidKey, KeyLimits, Principal, RevokedKey
 from gateway.access.secret import PREFIX, ServerSecret, shown_prefix
 from gateway.ledger.database import Database
@@ -136,20 +140,21 @@ class KeyStore:
             version = await connection.scalar(select(facts.c.value).where(facts.c.name == "keys_version"))
             if version != self._version or self._loaded_s < 0:
                 joined = keys.join(projects).join(teams).join(organisations)
-                statement = select(
-                    keys,
+                named = [
                     projects.c.name.label("project_name"),
                     teams.c.id.label("team_id"),
                     teams.c.name.label("team_name"),
                     organisations.c.id.label("organisation_id"),
                     organisations.c.name.label("organisation_name"),
-                ).select_from(joined)
-                found = (await connection.execute(statement)).mappings()
-                entries = {row["id"]: self._entry(dict(row)) for row in found}
+                ]
+                levels = await _limited_levels(connection)
+                found = (await connection.execute(select(keys, *named).select_from(joined))).mappings()
+                entries = {row["id"]: self._entry(dict(row), levels) for row in found}
                 self._entries = {entry.digest: entry for entry in entries.values()}
                 for row in (await connection.execute(select(replaced_secrets))).mappings():
                     now = entries[row["key_id"]]
                     who = msgspec.structs.replace(now.principal, key_prefix=row["prefix"])  # logs tell who is behind
+                    who = msgspec.structs.replace(who, scopes=(who.scope(), *who.scopes[1:]))
                     self._entries[row["digest"]] = _Entry(row["digest"], who, now.revoked, row["valid_until_ms"])
                 self._version = version
         self._loaded_s = started
@@ -182,7 +187,7 @@ class KeyStore:
             reason = error.orig if isinstance(error, DBAPIError) else error
             logger.error("cannot read the keys, going on with those known: %s", reason)
 
-    def _entry(self, row: dict[str, object]) -> _Entry:
+    def _entry(self, row: dict[str, object], levels: Mapping[str, Scope]) -> _Entry:
         limits = {name: _or(row[name], getattr(self._defaults, name)) for name in KeyLimits.__struct_fields__}
         fields = {name: row[name] for name in Principal.__struct_fields__ if name in row}
         fields |= {
@@ -190,10 +195,27 @@ class KeyStore:
             "key_prefix": row["prefix"],
             "key_name": row["name"],
             "limits": limits,
-            "allowed_models": read_list(row["allowed_models"]),
+            **{name: read_list(row[name]) for name in ("allowed_models", "allowed_tiers", "allowed_routes")},
         }
         principal = msgspec.convert(fields, Principal)
+        above = [f"{kind}:{row[f'{kind}_id']}" for kind in ("project", "team", "organisation")]
+        principal = msgspec.structs.replace(
+            principal,
+            scopes=(principal.scope(), *(levels[scope] for scope in above if scope in levels)),
+            unlimited=tuple(scope for scope in above if scope not in levels),
+        )
         return _Entry(str(row["digest"]), principal, row["revoked_ms"] is not None)
+
+
+async def _limited_levels(connection: AsyncConnection) -> dict[str, Scope]:
+    """The organisations, teams and projects that have a limit, by their scope ids."""
+    limited: dict[str, Scope] = {}
+    for kind, table in (("organisation", organisations), ("team", teams), ("project", projects)):
+        limits = [table.c[name] for name in ("requests_per_minute", "tokens_per_minute", "parallel", "budget_nanousd")]
+        some = or_(*(limit.is_not(None) for limit in limits))
+        for id_, name, *values in await connection.execute(select(table.c.id, table.c.name, *limits).where(some)):
+            limited[f"{kind}:{id_}"] = Scope(f"{kind}:{id_}", *values, label=f"The {kind} '{name}'")
+    return limited
 
 
 async def check_secret(database: Database, secret: ServerSecret) -> None:

@@ -1,8 +1,9 @@
 """Admission: what a request must pass before it runs, and what is settled after it. One call each.
 
-A request is admitted against several scopes at once (its key, its policy, …): all of them, or none. What it may use
-is set aside as a hold; `settle` replaces the hold by what was used. One process counts in
-`counters_memory.py`, several count together in `counters_redis.py`: the same `Limiter`, the same tests.
+A request is admitted against several scopes at once (its key, the project, team and organisation above it, its
+policy): all of them, or none. What it may use is set aside as a hold; `settle` replaces the hold by what was used. One
+process counts in `counters_memory.py`, several count together in `counters_redis.py`: the same `Limiter`, the same
+tests.
 
 Semantics, which every implementation keeps:
 
@@ -16,6 +17,8 @@ Semantics, which every implementation keeps:
   while `used + what is added <= budget`. So spending passes a budget by at most the sum, over the requests then
   running, of what each used beyond its hold (docs/finance.md says how much that can be).
 - a scope's limits are those that it had when the request was admitted, until its hold is settled.
+- a scope without any limit takes nothing and refuses nobody, but what is spent there is counted: a budget that it is
+  given later in the month starts from all that was spent in it. Requests that run at that moment count when they end.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-LimitKind = Literal["requests_per_minute", "tokens_per_minute", "parallel", "budget"]
+LimitKind = Literal["requests_per_minute", "tokens_per_minute", "parallel", "concurrency", "budget"]
 
 
 class Scope(msgspec.Struct, frozen=True):
@@ -44,13 +47,17 @@ class Scope(msgspec.Struct, frozen=True):
 
 
 class Admission(msgspec.Struct, frozen=True):
-    """A request at the door. `tokens`: estimated input plus output. `cost_nanousd`: what to set aside for it."""
+    """A request at the door. `tokens`: estimated input plus output. `cost_nanousd`: what to set aside for it.
+
+    `unlimited` are ids of further scopes that it belongs to, none of which has a limit.
+    """
 
     hold_id: str
     scopes: tuple[Scope, ...]
     tokens: int
     cost_nanousd: int
     ttl_s: float
+    unlimited: tuple[str, ...] = ()
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,8 +119,9 @@ class Refused(Exception):
         self.message = message
 
     def headers(self) -> dict[str, str]:
-        """`retry-after` in whole seconds, rounded up."""
-        return {"retry-after": str(max(1, math.ceil(self.retry_after_s)))}
+        """`retry-after` in whole seconds, rounded up, and what refused: its level and limit, as in `team parallel`."""
+        level = self.scope.partition(":")[0]
+        return {"retry-after": str(max(1, math.ceil(self.retry_after_s))), "x-tierline-limit": f"{level} {self.limit}"}
 
 
 class LimitExceeded(Refused):

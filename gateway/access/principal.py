@@ -38,7 +38,11 @@ class KeyLimits(msgspec.Struct, frozen=True):
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """An authenticated key. `allowed_models` are public names, `auto` among them; None allows every model."""
+    """An authenticated key. `allowed_models` are public names, `auto` among them; None allows every model, tier, route.
+
+    `scopes` are what its requests count against: its own, and those of its project, team and organisation that have a
+    limit; `unlimited` names the others, which may be given one.
+    """
 
     key_id: str
     key_prefix: str
@@ -52,13 +56,17 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     limits: KeyLimits = KeyLimits()
     budget_nanousd: int | None = None
     allowed_models: frozenset[str] | None = None
+    allowed_tiers: frozenset[str] | None = None
+    allowed_routes: frozenset[str] | None = None
+    scopes: tuple[Scope, ...] = ()
+    unlimited: tuple[str, ...] = ()
     expires_ms: int | None = None
 
     def may_use(self, model: str) -> bool:
         return self.allowed_models is None or model in self.allowed_models
 
     def scope(self) -> Scope:
-        """This key's own limits and budget, for admission."""
+        """This key's own limits and budget."""
         return Scope(
             f"key:{self.key_id}",
             self.limits.requests_per_minute,

@@ -59,7 +59,8 @@ async def test_both_secrets_are_one_key(database: Database, store: KeyStore) -> 
     assert [secret.prefix for secret in new.info.replaced] == [old.info.prefix]
     mine, theirs = await store.authenticate_fresh(new.token), await store.authenticate_fresh(old.token)
     assert mine.scope().id == theirs.scope().id
-    assert msgspec.structs.replace(theirs, key_prefix=mine.key_prefix) == mine
+    assert msgspec.structs.replace(theirs, key_prefix=mine.key_prefix, scopes=mine.scopes) == mine
+    assert [one.id for one in theirs.scopes] == [one.id for one in mine.scopes]
     assert (mine.budget_nanousd, mine.limits, mine.team_name) == (7, limits, "support")
     # A log line tells which secret is still in use.
     assert (mine.key_prefix, theirs.key_prefix) == (new.info.prefix, old.info.prefix)

@@ -46,7 +46,7 @@ async def test_requests_per_minute(clock: Clock) -> None:
     assert refused.value.limit == "requests_per_minute"
     assert refused.value.scope == "key:a"
     assert refused.value.retry_after_s == pytest.approx(20)
-    assert refused.value.headers() == {"retry-after": "20"}
+    assert refused.value.headers() == {"retry-after": "20", "x-tierline-limit": "key requests_per_minute"}
     clock.pass_(19.99)
     with pytest.raises(LimitExceeded):
         await limiter.admit(ask("late", key))
