@@ -209,9 +209,9 @@ responses = Table(
     Column("previous_id", Text),  # the answer that this one goes on from; NULL: the first
     Column("project_id", Text, nullable=False),  # whose it is: the keys of this project
     Column("created_ms", BigInteger, nullable=False),
-    Column("bytes", BigInteger, nullable=False),  # of the body
+    Column("body_bytes", BigInteger, nullable=False),
     Column("total_bytes", BigInteger, nullable=False),  # of this body and of all before it
     Column("total_items", BigInteger, nullable=False),  # likewise, items of input and output
     Column("body", LargeBinary, nullable=False),  # JSON: the answer, and the input that was new with it
-    Index(None, "conversation_id", "created_ms", "bytes"),
+    Index(None, "conversation_id", "created_ms", "body_bytes"),
 )

@@ -19,13 +19,13 @@ def upgrade() -> None:
         sa.Column("previous_id", sa.Text),
         sa.Column("project_id", sa.Text, nullable=False),
         sa.Column("created_ms", sa.BigInteger, nullable=False),
-        sa.Column("bytes", sa.BigInteger, nullable=False),
+        sa.Column("body_bytes", sa.BigInteger, nullable=False),
         sa.Column("total_bytes", sa.BigInteger, nullable=False),
         sa.Column("total_items", sa.BigInteger, nullable=False),
         sa.Column("body", sa.LargeBinary, nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_responses"),
     )
-    op.create_index("ix_responses_conversation_id", "responses", ["conversation_id", "created_ms", "bytes"])
+    op.create_index("ix_responses_conversation_id", "responses", ["conversation_id", "created_ms", "body_bytes"])
 
 
 def downgrade() -> None:
