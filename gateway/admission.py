@@ -234,6 +234,7 @@ async def admit(services: Services, life: Life, *, free: bool = False) -> None:
         tokens=tokens,
         cost_nanousd=cost_nanousd,
         ttl_s=services.settings.hold_ttl_seconds,
+        unlimited=principal.unlimited,
     )
     try:
         life.grant = await services.limiter.admit(admission)
@@ -243,7 +244,6 @@ async def admit(services: Services, life: Life, *, free: bool = False) -> None:
         headers = error.headers()
         if error.retry_after_s > LONGEST_RETRY_S:
             headers["x-should-retry"] = "false"
-        unlimited=principal.unlimited,
         kind = OutOfBudget if isinstance(error, BudgetExhausted) else RateLimited
         raise kind(error.message, headers=headers) from None
     life.standing = life.grant.standing
@@ -273,7 +273,8 @@ def _set_aside(services: Services, life: Life, principal: Principal) -> tuple[in
 
 
 def _scopes(principal: Principal, policy: Policy) -> tuple[Scope, ...]:
-    """Everything that a request counts against: its key, the policy's ceilings of that key, the policy's budget."""
+    """Everything that a request counts against: its key, project, team and organisation, the policy's ceilings of that
+    key, the policy's budget."""
     limits = policy.limits
     scopes = *principal.scopes, _budget_scope(policy, enforced=True)
     if (limits.requests_per_minute or limits.tokens_per_minute or limits.parallel) is None:
