@@ -6,7 +6,6 @@ that were made, so that the ledger can write a row for every one. `dispatch.py` 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
@@ -32,8 +31,7 @@ NoBackendKind = Literal[
 ]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """A model that may answer: its public name and tier, the backend that serves it and its name there.
 
     `context_length` in tokens, 0 if it is not known. `prefill`: it can continue an answer that another began.
@@ -50,16 +48,14 @@ class Candidate:
 Operation = Literal["chat", "completions", "embeddings", "rerank"]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Native:
+class Native(msgspec.Struct, frozen=True):
     """A chat request in the dialect in which the client wrote it, for servers that speak the same one."""
 
     dialect: str
     payload: dict[str, Any]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """One request of a client, ready to be sent.
 
     `payload` is a JSON object in the OpenAI form of `operation`, never changed here. `extra` is merged over it: the
@@ -74,9 +70,9 @@ class Call:
     stream: bool
     request_id: str
     native: Native | None = None
-    headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    headers: Mapping[str, str] = {}
     deadline: float | None = None
-    extra: Mapping[str, Any] | Callable[[Candidate], Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    extra: Mapping[str, Any] | Callable[[Candidate], Mapping[str, Any]] = {}
     owner: str = ""
     continues: bool = False
 
@@ -85,8 +81,7 @@ class Call:
         return self.extra(candidate) if callable(self.extra) else self.extra
 
 
-@dataclasses.dataclass(slots=True, eq=False)
-class Attempt:
+class Attempt(msgspec.Struct, eq=False):
     """One call to one replica. `started` is monotonic seconds, `started_at` Unix seconds; `id` is a UUIDv7.
 
     `outcome` leaves "running" exactly once: "cut" is a stream that broke after its first content, "timeout" any

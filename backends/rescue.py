@@ -9,7 +9,6 @@ one choice of plain text: half a tool call, half a JSON document and log probabi
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
@@ -258,7 +257,7 @@ def continuation(call: Call, text: str, tokens: int) -> Call:
             fields["min_tokens"] = max(0, least - tokens)
         return fields
 
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         call, payload=payload, extra=extra, native=None, continues=bool(prefix) or call.continues
     )
 

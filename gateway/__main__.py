@@ -27,9 +27,11 @@ async def serve(configured: Settings, worker: int = 1) -> bool:
     """Run until SIGTERM or Ctrl-C, then drain. Returns whether the server had started."""
     server = Server(App(lambda: Services.open(configured, worker=worker)), configured.server)
     sockets = workers.listeners(configured, worker) if configured.server.workers > 1 else None
-    # What stands now lives for ever: later collections need not look at it.
+    # What stands now lives for ever: later collections need not look at it. A request makes hundreds of objects and
+    # hardly a cycle: looking for those after every few thousand is enough.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
     await server.serve(sockets)
     if server.force_exit:  # asked twice: nothing is waited for, and nothing needs it, the journal is on disk
         logging.shutdown()

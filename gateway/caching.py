@@ -11,8 +11,7 @@ The answer is in the cache before the flight lands, so a burst of one question c
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -40,11 +39,15 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class Turn:
-    """What the cache may do for one request. `writes`: whether its answer is worth keeping while it passes."""
+    """What the cache may do for one request; while it is entered, the same question of others waits for its answer.
+
+    `writes`: whether the answer is worth keeping while it passes.
+    """
 
     def __init__(self, services: Services, life: Life) -> None:
         self._services = services
         self._life = life
+        self._flight: AbstractAsyncContextManager[Ticket[Lookup]] | None = None
         self._ticket: Ticket[Lookup] | None = None
         self.key: CacheKey | None = None
         self.mode: eligibility.Mode = "off"
@@ -52,7 +55,17 @@ class Turn:
         self.writes = False
         self.only_if_cached = False
 
-    def prepare(self) -> None:
+    async def __aenter__(self) -> Turn:
+        self._prepare()
+        if self.key is not None and self.reads:
+            self._flight = self._services.flight.join(self.key.exact)
+            self._ticket = await self._flight.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> bool | None:
+        return await self._flight.__aexit__(*error) if self._flight is not None else None
+
+    def _prepare(self) -> None:
         """Decide what is allowed: by policy, by the request's nature, and by the client, who can only be stricter."""
         services, life = self._services, self._life
         assert life.decision is not None
@@ -175,19 +188,6 @@ class Turn:
             expires_at=now + (life.decision.cache.ttl or self._services.settings.cache.ttl_seconds),
             question=key.text,
         )
-
-
-@asynccontextmanager
-async def cache_turn(services: Services, life: Life) -> AsyncIterator[Turn]:
-    """A request's turn. While it lasts, the same question asked by others waits for its answer."""
-    turn = Turn(services, life)
-    turn.prepare()
-    if turn.key is None or not turn.reads:
-        yield turn
-        return
-    async with services.flight.join(turn.key.exact) as ticket:
-        turn._ticket = ticket
-        yield turn
 
 
 async def give(life: Life, accounting: Accounting, found: Lookup, writer: Writer) -> None:

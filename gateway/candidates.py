@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from backends.dispatch import Candidate
 from gateway.access.principal import Principal
@@ -12,8 +13,7 @@ from gateway.settings import Settings
 from policies.evaluate import Decision
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(msgspec.Struct, frozen=True):
     """Candidates in the order in which to try them; `fallback` says why the first is not of the decided tier."""
 
     candidates: list[Candidate]

@@ -7,8 +7,9 @@ traced and logged at the end in `finish.py`.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from backends.dispatch import Attempt, Candidate
 from gateway.access.limits import Grant, Standing
@@ -26,20 +27,19 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 
-@dataclass(slots=True)
-class Life:
+class Life(msgspec.Struct, eq=False):
     """One request. `served` is the ledger row of the answer that the client got, once there is one."""
 
     exchange: Exchange
     dialect: Dialect
     request_id: str
-    started: float = field(default_factory=time.monotonic)
+    started: float = msgspec.field(default_factory=time.monotonic)
     span: Span | None = None
 
     # authenticate and parse
     principal: Principal | None = None
     asked: Asked | None = None
-    tags: dict[str, str] = field(default_factory=dict)
+    tags: dict[str, str] = {}
     cache_directives: frozenset[str] = frozenset()
     deadline: float | None = None  # monotonic
 
@@ -47,14 +47,14 @@ class Life:
     policy: Policy | None = None
     facts: Facts | None = None
     decision: Decision | None = None
-    candidates: list[Candidate] = field(default_factory=list)
+    candidates: list[Candidate] = []
     fallback: str | None = None  # why another tier than the decided one serves
     input_estimate: int = 0  # what is likely: for rules, and for the bill where no server says
 
     # admit
     input_hold: int = 0  # tokens set aside for the input of an attempt
     output_hold: int = 0  # tokens set aside for the output of the attempt that answers, all choices together
-    output_limits: dict[str, int] = field(default_factory=dict)  # by model: the most that all choices can have
+    output_limits: dict[str, int] = {}  # by model: the most that all choices can have
     grant: Grant | None = None
     standing: Standing | None = None  # what the client is told of its limits: as of admission, then as settled
 
@@ -66,7 +66,7 @@ class Life:
     # dispatch and answer
     writer: Writer | None = None
     attempt: Attempt | None = None
-    meter: Meter = field(default_factory=Meter)
+    meter: Meter = msgspec.field(default_factory=Meter)
     served: LedgerRow | None = None
     status: int = 0
     error: GatewayError | None = None

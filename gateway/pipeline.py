@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from gateway.accounting import Accounting
 from gateway.admission import admit, authenticate, read_headers, route
-from gateway.caching import cache_turn, give
+from gateway.caching import Turn, give
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.errors import GatewayError, Unavailable
 from gateway.dispatching import dispatch
@@ -57,7 +57,7 @@ async def serve(dialect: Dialect, services: Services, exchange: Exchange) -> Non
         accounting.decided()
         await admit(services, life)
         life.writer = writer = dialect.writer(life.asked, life.request_id)
-        async with cache_turn(services, life) as turn:
+        async with Turn(services, life) as turn:
             found = await turn.look_up()
             if found is not None:
                 await give(life, accounting, found, writer)

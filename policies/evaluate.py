@@ -8,10 +8,11 @@ request. A tier without a model falls back visibly. Read next: `explain.py`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Protocol
 
 import cel
+import msgspec
+from msgspec.structs import replace
 
 from policies.expression import ConditionError
 from policies.facts import Facts
@@ -32,8 +33,7 @@ class Chooser(Protocol):
     ) -> TierChoice: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """Where a request goes and why.
 
     Attributes:
@@ -101,18 +101,18 @@ def decide(policy: Policy, facts: Facts, choose_auto: Chooser = choose) -> Decis
     if facts.model not in ("", "auto", *document.applies_to.models):
         return replace(base, model=facts.model, rule="named model", why=f"the client asked for model '{facts.model}'")
     if document.budget and document.budget.when_exhausted == "downgrade" and facts.budget_used >= 1:
-        smallest = _served(policy)[0] if _served(policy) else TIERS[0]
+        smallest = policy.served[0] if policy.served else TIERS[0]
         why = f"the month's budget is spent ({facts.budget_used:.0%}): the smallest tier"
         return _with_tier(policy, replace(base, rule="budget exhausted", why=why), smallest)
     rule, errors = _first_match(policy, facts)
-    base = replace(base, rule_errors=errors)
+    if errors:
+        base = replace(base, rule_errors=errors)
     if rule is None:
         why = "no rule matches" if policy.rules else "the policy has no rules"
         return _with_tier(policy, replace(base, why=f"{why}: the default tier"), document.default)
     base = replace(base, rule=rule.name, rule_index=rule.index, why=_why(rule))
     if rule.route.model is not None:
-        served = _served(policy)
-        rest = tuple(tier for tier in document.fallback if tier in served)
+        rest = tuple(tier for tier in document.fallback if tier in policy.served)
         return replace(base, model=rule.route.model, fallback_tiers=rest)
     if rule.route.tier == "auto":
         return _auto(policy, facts, base, rule, choose_auto)
@@ -145,9 +145,8 @@ def _why(rule: Rule) -> str:
 def _auto(policy: Policy, facts: Facts, base: Decision, rule: Rule, choose_auto: Chooser) -> Decision:
     if facts.profile is None:
         raise ValueError("`tier: auto` needs the task classifier's profile, and these facts have none")
-    served = _served(policy)
     target = rule.route.quality_target or policy.document.quality_target
-    if not served:
+    if not policy.served:
         return _with_tier(policy, base, policy.document.default)
     # The choice is made over all tiers: what a request needs does not depend on what happens to be installed, and
     # the fallback then says openly that a larger model would have been better.
@@ -155,15 +154,11 @@ def _auto(policy: Policy, facts: Facts, base: Decision, rule: Rule, choose_auto:
     return _with_tier(policy, replace(base, auto=choice, why=f"{base.why}; {choice.reason}"), choice.tier)
 
 
-def _served(policy: Policy) -> list[str]:
-    return [tier for tier in TIERS if policy.tiers_served is None or tier in policy.tiers_served]
-
-
 def _with_tier(policy: Policy, decision: Decision, wanted: str) -> Decision:
     """Put the tier into the decision, or the nearest one that has a model."""
-    served = _served(policy)
+    served = policy.served
     if wanted in served:
-        rest = tuple(tier for tier in policy.document.fallback if tier in served and tier != wanted)
+        rest = tuple([tier for tier in policy.document.fallback if tier in served and tier != wanted])
         return replace(decision, tier=wanted, requested_tier=wanted, fallback_tiers=rest)
     if not served:
         reason = "no tier has a model: add one to 'models' in tierline.yaml"

@@ -52,7 +52,7 @@ class Explanation:
         budget = decision.budget
         return {
             "policy": {"name": self.policy.name, "version": self.policy.version, "file": self.policy.file},
-            "subject": {name: getattr(self.subject, name) for name in Subject.__slots__},
+            "subject": {name: getattr(self.subject, name) for name in Subject.__struct_fields__},
             "decision": {
                 "tier": decision.tier,
                 "model": decision.model,

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
+
+import msgspec
 
 from tiers.features import estimate_prompt_tokens, estimate_tokens, has_images, text_of, wants_json
 from tiers.task import TASKS, TaskProfile
@@ -54,12 +56,13 @@ VARIABLES: Final[dict[str, Variable]] = {
 MEMBERS: Final[dict[str, dict[str, str]]] = {"budget": {"used": "double"}}
 # Variables that need the classifier; a policy that uses none of them (and no `tier: auto`) does not pay for it.
 PROFILE_VARIABLES: Final = frozenset({"task", "task_confidence", "complexity", "in_distribution"})
+# Variables that are fields of `Facts` by the same name and of the same type.
+_PLAIN: Final = VARIABLES.keys() - PROFILE_VARIABLES - {"budget", "tags"}
 # Variables that hold what people wrote: for rules only, never for logs or records.
 TEXT_VARIABLES: Final = frozenset({"system_text", "user_text"})
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(msgspec.Struct, frozen=True):
     """One request as the rules see it. `pinned_tier` is the tier that the client fixed by header, if it did.
 
     `profile` is needed where a rule uses the classifier (`Policy.needs_profile`) and may be None elsewhere.
@@ -94,7 +97,7 @@ class Facts:
         Raises:
             ValueError: a variable of the classifier is asked for and there is no profile.
         """
-        return {name: self._variable(name) for name in names}
+        return {name: getattr(self, name) if name in _PLAIN else self._variable(name) for name in names}
 
     def _variable(self, name: str) -> Any:
         if name in PROFILE_VARIABLES:
@@ -103,13 +106,11 @@ class Facts:
             return getattr(self.profile, "confidence" if name == "task_confidence" else name)
         if name == "budget":
             return {"used": self.budget_used}
-        if name == "tags":
-            return list(self.tags)
-        return getattr(self, name)
+        assert name == "tags"
+        return list(self.tags)
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(msgspec.Struct, frozen=True):
     """Who asks and when: what a chat request itself does not say."""
 
     organisation: str = ""
@@ -119,7 +120,7 @@ class Context:
     tags: tuple[str, ...] = ()
     budget_used: float = 0.0
     pinned_tier: str | None = None
-    now: datetime = field(default_factory=datetime.now)
+    now: datetime = msgspec.field(default_factory=datetime.now)
 
 
 def from_chat(body: Mapping[str, Any], context: Context, profile: TaskProfile | None = None) -> Facts:
@@ -128,6 +129,7 @@ def from_chat(body: Mapping[str, Any], context: Context, profile: TaskProfile | 
     tools = body.get("tools") or body.get("functions") or []
     users = [message for message in messages if message.get("role") == "user"]
     temperature = body.get("temperature")
+    system = [text_of(message) for message in messages if message.get("role") in ("system", "developer")]
     return Facts(
         prompt_tokens=estimate_prompt_tokens(messages) + (estimate_tokens(json.dumps(tools)) if tools else 0),
         max_tokens=body.get("max_completion_tokens") or body.get("max_tokens") or 0,
@@ -138,7 +140,7 @@ def from_chat(body: Mapping[str, Any], context: Context, profile: TaskProfile | 
         wants_json=wants_json(body.get("response_format")),
         stream=bool(body.get("stream")),
         temperature=1.0 if temperature is None else float(temperature),
-        system_text="\n".join(text_of(m) for m in messages if m.get("role") in ("system", "developer")),
+        system_text=system[0] if len(system) == 1 else "\n".join(system),
         user_text=text_of(users[-1]) if users else "",
         model=body.get("model", "auto"),
         organisation=context.organisation,

@@ -13,12 +13,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from policies import yamlfile
 from policies.expression import Condition, InvalidCondition, compile_condition
 from policies.schema import NOT_YET, AppliesTo, Budget, CachePolicy, Limits, PolicyDocument, Route
 from policies.yamlfile import Document, InvalidFile, Location, Problem
+from tiers import TIERS
 
 SUFFIXES: Final = (".yaml", ".yml")
+_MOST_RESOLVED: Final = 10_000  # subjects whose policy is remembered, about one per key and model
 # The fields of `applies_to`, most specific first, with the field of `Subject` that each one matches.
 _SCOPES: Final = (
     ("keys", "key"),
@@ -29,8 +33,7 @@ _SCOPES: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
+class Subject(msgspec.Struct, frozen=True):
     """Who asks for which model: what policies are chosen by."""
 
     organisation: str = ""
@@ -54,7 +57,8 @@ class Rule:
 @dataclass(frozen=True, slots=True)
 class Policy:
     """A checked policy. `version` is a hash of its text; `tiers_served` are the tiers that have a model, or None
-    where that is not known (then all count as served). `budget_nanousd` is the monthly budget, if there is one."""
+    where that is not known (then all count as served: `served`, smallest first). `budget_nanousd` is the monthly
+    budget, if there is one."""
 
     document: PolicyDocument
     file: str
@@ -62,6 +66,7 @@ class Policy:
     rules: tuple[Rule, ...]
     tiers_served: tuple[str, ...] | None = None
     variables: frozenset[str] = field(init=False)
+    served: tuple[str, ...] = field(init=False)
     needs_profile: bool = field(init=False)
     budget_nanousd: int | None = field(init=False)
 
@@ -71,6 +76,8 @@ class Policy:
         object.__setattr__(self, "budget_nanousd", None if budget is None else int(budget.monthly_usd * 10**9))
         conditions = [rule.condition for rule in self.rules if rule.condition]
         object.__setattr__(self, "variables", frozenset().union(*(c.variables for c in conditions)))
+        served = tuple(tier for tier in TIERS if self.tiers_served is None or tier in self.tiers_served)
+        object.__setattr__(self, "served", served)
         auto = any(rule.route.tier == "auto" for rule in self.rules)
         object.__setattr__(self, "needs_profile", auto or any(c.needs_profile for c in conditions))
 
@@ -110,6 +117,7 @@ class PolicySet:
     policies: tuple[Policy, ...]
     version: str
     warnings: tuple[Problem, ...] = ()
+    _resolved: dict[Subject, Policy] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def resolve(self, subject: Subject) -> Policy:
         """The policy for a subject: the most specific one that matches, then its rollout.
@@ -117,6 +125,14 @@ class PolicySet:
         Raises:
             LookupError: none matches; a loaded folder always has one that applies to everybody.
         """
+        found = self._resolved.get(subject)
+        if found is None:
+            if len(self._resolved) >= _MOST_RESOLVED:
+                self._resolved.clear()
+            found = self._resolved[subject] = self._resolve(subject)
+        return found
+
+    def _resolve(self, subject: Subject) -> Policy:
         found = [p for p in self.policies if p.document.rollout is None and p.matches(subject)]
         if not found:
             raise LookupError(f"no policy applies to {subject}")

@@ -25,6 +25,8 @@ logger = logging.getLogger("tierline.policies")
 # The watcher wakes up this often even without an event: file systems without events (network mounts, a folder that is
 # deleted and made again) are noticed by content.
 _RESCAN_MS = 400
+# How often the watcher looks whether the kernel has news; each look wakes the process.
+_LOOK_MS = 250
 _SETTLE_S = 0.04
 _SETTLE_TRIES = 5
 
@@ -147,8 +149,8 @@ class PolicyStore:
                 for _ in watchfiles.watch(
                     self._directory,
                     watch_filter=None,
-                    debounce=50,
-                    step=20,
+                    debounce=_LOOK_MS,
+                    step=_LOOK_MS,
                     stop_event=self._stop,
                     rust_timeout=_RESCAN_MS,
                     yield_on_timeout=True,

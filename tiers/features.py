@@ -106,11 +106,11 @@ def text_of(message: Message) -> str:
 
 def has_images(messages: Sequence[Message]) -> bool:
     """Whether any message holds an image part (`image_url`, or `input_image` of the responses dialect)."""
+    listed = [message["content"] for message in messages if isinstance(message.get("content"), list)]
     return any(
         isinstance(part, Mapping) and part.get("type") in ("image_url", "input_image", "image")
-        for message in messages
-        if isinstance(message.get("content"), list)
-        for part in message["content"]
+        for content in listed
+        for part in content
     )
 
 
@@ -242,7 +242,7 @@ def estimate_tokens(text: str) -> int:
     spaces = size - len(raw.translate(None, _SPACES))
     newlines = raw.count(b"\n")
     total = _PER_LETTER * letters + _PER_DIGIT * digits + _PER_NEWLINE * newlines
-    if text.isascii():
+    if size == len(text):
         marks = size - letters - digits - spaces
     else:
         high = size - len(raw.translate(None, _HIGH))
@@ -255,4 +255,4 @@ def estimate_tokens(text: str) -> int:
 
 def estimate_prompt_tokens(messages: Sequence[Message]) -> int:
     """Tokens of a conversation: all its text, and 4 per message for the template around it."""
-    return sum(4 + estimate_tokens(text_of(message)) for message in messages)
+    return sum([4 + estimate_tokens(text_of(message)) for message in messages])

@@ -8,8 +8,9 @@ unchanged; else they are written anew from what they say. The rest of the gatewa
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import msgspec
 
 from backends.attempt import Answer, Event, Native, Operation
 from backends.protocol import Json
@@ -39,8 +40,7 @@ class Memory(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Asked:
+class Asked(msgspec.Struct):
     """A request in the common form.
 
     `payload` is what backends receive, unknown fields included. `messages` is what classification and estimates read:
@@ -60,7 +60,7 @@ class Asked:
     choices: int = 1
     generated: int = 1
     output_limit: tuple[str, int] | None = None
-    needs: Mapping[str, str] = field(default_factory=dict)
+    needs: Mapping[str, str] = {}
     native: Native | None = None
     wants_usage: bool = True
     longest: int | None = None

@@ -1,9 +1,9 @@
 """The journal: what a request did is on record before anyone acts on it, without waiting for a database.
 
-`append` is one synchronous write of a whole record, so that a `kill -9` right after it loses nothing (the kernel has
-the bytes); a thread calls fsync at most a second later, which bounds what a power cut can lose. An attempt's end
-always finds room: it is set aside, in preallocated disk space, before the attempt starts. When that is impossible
-`append` raises `JournalFull` for new attempts, and the gateway refuses requests rather than lose rows.
+`append` copies a whole record into memory that is mapped to a file, so that a `kill -9` right after it loses nothing
+(the kernel has the bytes); a thread calls fsync at most a second later, which bounds what a power cut can lose. An
+attempt's end always finds room: it is set aside, in preallocated disk space, before the attempt starts. When that is
+impossible `append` raises `JournalFull` for new attempts, and the gateway refuses requests rather than lose rows.
 
     Open ──► Progress* ──► Close        Decided          one Journal per directory and process, one thread appends
     └─ set aside: room for its Close
@@ -29,6 +29,7 @@ from gateway.ledger import checkpoint, frames
 from gateway.ledger.checkpoint import JournalBusy, JournalError, JournalFailed, JournalFull, Position
 from gateway.ledger.records import Close, Open, Progress, Record, decode, encode
 from gateway.ledger.rows import LedgerRow
+from gateway.ledger.segment import Segment
 
 __all__ = ["Journal", "JournalBusy", "JournalError", "JournalFailed", "JournalFull", "Position"]
 
@@ -65,7 +66,7 @@ class Journal:
         self._open: dict[str, _OpenAttempt] = {}
         self._reserved = 0
         self._waiting: list[bytes] = []  # payloads that go with the next write; their room is set aside
-        self._fd = -1
+        self._file: Segment | None = None
         self._segment = 0
         self._salt = 0
         self._offset = 0
@@ -160,11 +161,7 @@ class Journal:
             self._reserved += size
 
     def flush(self) -> None:
-        """Write what waits for the next record.
-
-        Raises:
-            JournalFailed: the disk failed.
-        """
+        """Write what waits for the next record."""
         if self._waiting:
             self._write_frames(b"")
 
@@ -176,7 +173,7 @@ class Journal:
         """
         with self._fd_lock:
             retired, self._retired = self._retired, []
-            descriptor = os.dup(self._fd) if self._dirty else -1
+            descriptor = os.dup(self._file.descriptor) if self._file is not None and self._dirty else -1
             self._dirty = False
             new_segment, self._new_segment = self._new_segment, False
         try:
@@ -206,7 +203,8 @@ class Journal:
             self._syncer.join()
         try:
             self.flush()
-            os.ftruncate(self._fd, self._offset)
+            if self._file is not None:
+                os.ftruncate(self._file.descriptor, self._offset)
             self.sync()
         finally:
             self._release()
@@ -269,8 +267,10 @@ class Journal:
         self.checkpoint = position
 
     def _release(self) -> None:
-        finished = (descriptor for descriptor, _ in self._retired)
-        for descriptor in (*finished, self._fd, self._directory_fd, self._checkpoint_fd, self._lock_fd):
+        finished = [descriptor for descriptor, _ in self._retired]
+        if self._file is not None:
+            finished.append(self._file.retire())
+        for descriptor in (*finished, self._directory_fd, self._checkpoint_fd, self._lock_fd):
             if descriptor != -1:
                 os.close(descriptor)
 
@@ -286,25 +286,19 @@ class Journal:
         number = self._segment + 1
         path = self._path(number)
         capacity = max(self._segment_bytes, frames.HEADER_BYTES + self._reserved + size)
-        descriptor = -1
+        salt = frames.new_salt()
         try:
-            descriptor = os.open(path, _READ_WRITE | os.O_EXCL, 0o600)
-            os.posix_fallocate(descriptor, 0, capacity)
-            salt = frames.new_salt()
-            os.pwrite(descriptor, frames.segment_header(salt), 0)
+            made = Segment(path, capacity, frames.segment_header(salt))
         except OSError as error:
-            if descriptor != -1:
-                os.close(descriptor)
-                path.unlink()
             if error.errno in _FULL:
                 self.error = f"no disk space for the journal in {self.directory}: free some, requests wait until then"
                 raise JournalFull(self.error) from error
             self.error = f"cannot write the journal in {self.directory}: {error}"
             raise JournalFailed(self.error) from error
         with self._fd_lock:
-            if self._fd != -1:
-                self._retired.append((self._fd, self._offset))
-            self._fd = descriptor
+            if self._file is not None:
+                self._retired.append((self._file.retire(), self._offset))
+            self._file = made
             self._new_segment = True
         self._segment, self._salt = number, salt
         self._offset, self._capacity = frames.HEADER_BYTES, capacity
@@ -316,20 +310,14 @@ class Journal:
 
     def _write_frames(self, frame: bytes) -> None:
         """Write what waits, and this behind it."""
-        waiting = b"".join(frames.pack(payload, self._salt) for payload in self._waiting)
-        frame = waiting + frame
-        try:
-            written = os.pwrite(self._fd, frame, self._offset)
-        except OSError as error:
-            self.error = f"cannot write the journal in {self.directory}: {error}"
-            raise JournalFailed(self.error) from error
-        if written != len(frame):
-            # The next record overwrites the half one: the offset has not moved.
-            self.error = f"the journal in {self.directory} took only {written} of {len(frame)} bytes"
-            raise JournalFailed(self.error)
-        self._offset += written
-        self._waiting.clear()
-        self._reserved -= len(waiting)
+        if self._waiting:
+            waiting = b"".join([frames.pack(payload, self._salt) for payload in self._waiting])
+            self._waiting.clear()
+            self._reserved -= len(waiting)
+            frame = waiting + frame
+        assert self._file is not None
+        self._file.write(frame, self._offset)
+        self._offset += len(frame)
         self._dirty = True
 
     def _recover(self) -> None:

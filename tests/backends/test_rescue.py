@@ -339,7 +339,7 @@ def test_only_text_is_continued(delta, whole):
 
 
 def test_a_stream_in_the_client_s_own_dialect_is_not_continued():
-    native = dataclasses.replace(CALL, native=Native("anthropic", {}))
+    native = msgspec.structs.replace(CALL, native=Native("anthropic", {}))
     assert Delivered().add(event({"content": "a"}, "anthropic"), native) is not None
     assert Delivered().add(event({"content": "a"}), native) is None
     assert Delivered().add(event({"content": "a"}, "anthropic"), CALL) is None
@@ -425,7 +425,7 @@ def test_reported_tokens_count_before_counted_ones():
 
 
 def test_the_call_for_the_rest():
-    call = dataclasses.replace(CALL, native=Native("anthropic", {}))
+    call = msgspec.structs.replace(CALL, native=Native("anthropic", {}))
     rest = continuation(call, "one \n", 2)
     assert rest.payload["messages"] == [*CALL.payload["messages"], {"role": "assistant", "content": "one"}]
     assert rest.continues
@@ -434,14 +434,14 @@ def test_the_call_for_the_rest():
 
 
 def test_white_space_alone_is_no_beginning():
-    rest = continuation(dataclasses.replace(CALL, extra={"max_tokens": 9}), " \n", 2)
+    rest = continuation(msgspec.structs.replace(CALL, extra={"max_tokens": 9}), " \n", 2)
     assert rest.payload == CALL.payload
     assert not rest.continues
     assert rest.extra_for(Candidate("m", "small", "b", "m"))["max_tokens"] == 9
 
 
 def test_white_space_that_is_generated_again_counts_once():
-    call = dataclasses.replace(CALL, extra={"max_tokens": 9})
+    call = msgspec.structs.replace(CALL, extra={"max_tokens": 9})
     for text, left in (("one two", 7), ("one ", 8)):
         assert continuation(call, text, 2).extra_for(Candidate("m", "small", "b", "m"))["max_tokens"] == left
 
@@ -456,7 +456,7 @@ def test_an_answer_that_the_client_had_begun_goes_on_in_its_words():
 @pytest.mark.parametrize("where", ["payload", "extra"])
 def test_limits_never_reach_zero(name, where):
     fields = {name: 3}
-    call = dataclasses.replace(
+    call = msgspec.structs.replace(
         CALL,
         payload={**CALL.payload, **(fields if where == "payload" else {})},
         extra=fields if where == "extra" else {},
