@@ -20,6 +20,7 @@ from gateway.http import Exchange
 from gateway.ledger.prices import estimate
 from gateway.life import Life
 from gateway.logs import log
+from gateway.permissions import check_model, check_pin, check_route
 from gateway.settings import Settings
 from policies.evaluate import decide
 from policies.facts import Context, from_chat
@@ -120,12 +121,13 @@ async def route(services: Services, life: Life) -> None:
 
     Raises:
         NotFound: the model is unknown.
-        NotAllowed: the key may not use it.
+        NotAllowed: the key may not use it, its tier or this route.
         BadRequest: no candidate can do what the request asks.
     """
     principal, asked = life.principal, life.asked
     assert principal is not None
     assert asked is not None
+    check_route(principal, life.dialect.route)
     settings = services.settings
     name = asked.model
     kind = KINDS[asked.operation]
@@ -136,11 +138,8 @@ async def route(services: Services, life: Life) -> None:
         raise NotFound(
             f"The model '{name[:100]}' does not exist here. Models: {known}.", code="model_not_found", param="model"
         )
-    if name != "auto" and not principal.may_use(name):
-        allowed = ", ".join(sorted(principal.allowed_models or ()))
-        raise NotAllowed(
-            f"This key may not use the model '{name}'. It may use: {allowed}.", code="model_not_allowed", param="model"
-        )
+    if name != "auto":
+        check_model(settings, principal, name)
     if name != "auto" and settings.models[name].kind != kind:
         text = f"The model '{name}' is for {settings.models[name].kind}, not for {kind}."
         raise BadRequest(text, code="wrong_kind_of_model", param="model")
@@ -149,6 +148,8 @@ async def route(services: Services, life: Life) -> None:
         raise BadRequest(f"'x-tierline-tier' is for chat; models for {kind} have no tier.", code="invalid_tier")
     if pinned is not None and pinned not in TIERS:
         raise BadRequest(f"'x-tierline-tier' must be one of {', '.join(TIERS)}.", code="invalid_tier")
+    if pinned is not None:
+        check_pin(principal, pinned)
     subject = Subject(
         organisation=principal.organisation_name,
         team=principal.team_name,

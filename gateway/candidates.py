@@ -9,6 +9,7 @@ import msgspec
 from backends.dispatch import Candidate
 from gateway.access.principal import Principal
 from gateway.dialects.errors import BadRequest, NotAllowed, Unavailable
+from gateway.permissions import nearest_tiers
 from gateway.settings import Settings
 from policies.evaluate import Decision
 
@@ -29,7 +30,8 @@ def select(
     principal: Principal,
     input_field: str = "messages",
 ) -> Selection:
-    """Models of the decided tier first, then those of its fallback tiers.
+    """Models of the decided tier first, then those of its fallback tiers. Where the key may use none of these tiers,
+    those of the nearest that it may use.
 
     Args:
         needs: capabilities that the request needs, each with the field that asks for it.
@@ -38,12 +40,19 @@ def select(
 
     Raises:
         Unavailable: `no_model`.
-        NotAllowed: `model_not_allowed`.
+        NotAllowed: `model_not_allowed` or `tier_not_allowed`.
         BadRequest: `unsupported_parameter`, `max_tokens_too_large` or `context_length_exceeded`, with the field.
     """
     names = [] if decision.model is None else [decision.model]
     tiers = [tier for tier in (decision.tier, *decision.fallback_tiers) if tier]
+    if principal.allowed_tiers is not None:
+        names, tiers = _within_tiers(settings, principal, names, tiers)
     names += [name for tier in tiers for name in settings.tier_models(tier) if name != decision.model]
+    if not names and tiers and principal.allowed_tiers is not None:
+        text = (
+            f"This key may use the tiers {', '.join(sorted(principal.allowed_tiers))} only, and no model serves these."
+        )
+        raise NotAllowed(text, code="tier_not_allowed")
     if not names:
         raise Unavailable("No model is configured here; tell whoever runs the gateway.", code="no_model")
     allowed_models = principal.allowed_models
@@ -80,14 +89,30 @@ def select(
         )
     fitting.sort(key=lambda name: prompt_tokens >= settings.models[name].context_length)
     candidates = [_candidate(settings, name) for name in fitting]
-    return Selection(candidates, _fallback(settings, decision, able, candidates[0]))
+    return Selection(candidates, _fallback(settings, decision, able, candidates[0], principal))
+
+
+def _within_tiers(
+    settings: Settings, principal: Principal, names: list[str], tiers: list[str]
+) -> tuple[list[str], list[str]]:
+    """Of the models and tiers of a decision those that the key may use; where it may use none, the nearest tiers."""
+    decided = tiers[0] if tiers else settings.models[names[0]].tier if names else None
+    names = [name for name in names if principal.may_use_tier(settings.models[name].tier)]
+    tiers = [tier for tier in tiers if principal.may_use_tier(tier)]
+    if names or tiers or decided is None:
+        return names, tiers
+    return names, nearest_tiers(principal, decided)
 
 
 def _incapable(settings: Settings, needs: Mapping[str, str], names: list[str], principal: Principal) -> BadRequest:
     """Which field asks for what the first choice cannot do, and who could."""
     lacking = [capability for capability in needs if capability not in settings.abilities(names[0])]
     asked = "; ".join(f"'{needs[capability]}' needs the capability '{capability}'" for capability in lacking)
-    others = [name for name in settings.models if needs.keys() <= settings.abilities(name) and principal.may_use(name)]
+    others = [
+        name
+        for name, model in settings.models.items()
+        if needs.keys() <= settings.abilities(name) and principal.may_use(name) and principal.may_use_tier(model.tier)
+    ]
     advice = f"Models that can: {', '.join(others)}." if others else "No model that this key may use can; leave it out."
     return BadRequest(
         f"{asked}, which '{names[0]}' does not have. {advice}", code="unsupported_parameter", param=needs[lacking[0]]
@@ -110,7 +135,9 @@ def _candidate(settings: Settings, name: str) -> Candidate:
     )
 
 
-def _fallback(settings: Settings, decision: Decision, able: list[str], first: Candidate) -> str | None:
+def _fallback(
+    settings: Settings, decision: Decision, able: list[str], first: Candidate, principal: Principal
+) -> str | None:
     """Why the first candidate is not of the tier that was decided on; None if it is."""
     wanted = decision.requested_tier
     if wanted is None or first.tier == wanted:
@@ -118,6 +145,8 @@ def _fallback(settings: Settings, decision: Decision, able: list[str], first: Ca
     in_tier = settings.tier_models(wanted)
     if not in_tier:
         return "tier_not_served"
+    if not principal.may_use_tier(wanted):
+        return "tier_not_allowed"
     if not any(name in able for name in in_tier):
         return "capability"
     return "context_length"

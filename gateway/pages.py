@@ -9,11 +9,11 @@ import msgspec
 from prometheus_client import generate_latest
 
 from gateway import openapi as openapi_document
-from gateway.access.principal import Principal
 from gateway.admission import authenticate
 from gateway.dialects.errors import NotAllowed, NotFound
 from gateway.engine_metrics import engine_metrics
 from gateway.http import JSON_TYPE, Exchange
+from gateway.permissions import usable_models
 from gateway.services import Services
 from gateway.worker_metrics import everybodys_metrics
 
@@ -26,10 +26,9 @@ async def _json(exchange: Exchange, document: Any, status: int = 200) -> None:
 
 
 async def models(services: Services, exchange: Exchange) -> None:
-    """`GET /v1/models`: the models that this key may use, and `auto` if it can choose one of them."""
+    """`GET /v1/models`: the models that this key may use, and `auto` if it can lead to one of them."""
     principal = await authenticate(services, exchange)
-    names = ["auto"] if _may_use_auto(services, principal) else []
-    names += [name for name in services.settings.models if principal.may_use(name)]
+    names = usable_models(services, principal)
     await _json(exchange, {"object": "list", "data": [_describe(services, name) for name in names]})
 
 
@@ -39,17 +38,9 @@ async def model(services: Services, exchange: Exchange) -> None:
     name = unquote(exchange.scope["path"].removeprefix("/v1/models/"))
     if name != "auto" and name not in services.settings.models:
         raise NotFound(f"The model '{name[:100]}' does not exist here.", code="model_not_found", param="model")
-    if not (principal.may_use(name) or (name == "auto" and _may_use_auto(services, principal))):
+    if name not in usable_models(services, principal):
         raise NotAllowed(f"This key may not use the model '{name}'.", code="model_not_allowed")
     await _json(exchange, _describe(services, name))
-
-
-def _may_use_auto(services: Services, principal: Principal) -> bool:
-    """Whether `auto` can lead to a model of this key: one of a tier, or of a kind that has no tiers."""
-    if principal.may_use("auto"):
-        return True
-    models = services.settings.models.items()
-    return any(principal.may_use(name) and (model.tier or model.kind != "chat") for name, model in models)
 
 
 def _describe(services: Services, name: str) -> dict[str, Any]:

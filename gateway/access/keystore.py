@@ -213,8 +213,9 @@ async def _limited_levels(connection: AsyncConnection) -> dict[str, Scope]:
     for kind, table in (("organisation", organisations), ("team", teams), ("project", projects)):
         limits = [table.c[name] for name in ("requests_per_minute", "tokens_per_minute", "parallel", "budget_nanousd")]
         some = or_(*(limit.is_not(None) for limit in limits))
-        for id_, name, *values in await connection.execute(select(table.c.id, table.c.name, *limits).where(some)):
-            limited[f"{kind}:{id_}"] = Scope(f"{kind}:{id_}", *values, label=f"The {kind} '{name}'")
+        for row in await connection.execute(select(*limits, table.c.id, table.c.name).where(some)):
+            scope, label = f"{kind}:{row.id}", f"The {kind} '{row.name}'"
+            limited[scope] = Scope(scope, row[0], row[1], row[2], row[3], label)
     return limited
 
 

@@ -65,6 +65,10 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     def may_use(self, model: str) -> bool:
         return self.allowed_models is None or model in self.allowed_models
 
+    def may_use_tier(self, tier: str | None) -> bool:
+        """None is the tier of a model that has none, being not for chat."""
+        return tier is None or self.allowed_tiers is None or tier in self.allowed_tiers
+
     def scope(self) -> Scope:
         """This key's own limits and budget."""
         return Scope(
