@@ -1,4 +1,7 @@
-"""`tierline keys`: create, list, rotate and revoke API keys. The work is in `gateway.access.keys`, the words here."""
+"""`tierline keys`: create, list, change, rotate and revoke API keys.
+
+The work is in `gateway.access.keys`, the words here.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from gateway.cli.ceilings import (
+    NONE,
+    BudgetOption,
+    ParallelOption,
+    RequestsOption,
+    TokensOption,
+    limit_cells,
+    limit_change,
+    names,
+)
 from gateway.cli.common import (
     Column,
     ConfigOption,
@@ -27,7 +40,7 @@ if TYPE_CHECKING:
     from gateway.access.keys import CreatedKey, KeyInfo
     from gateway.ledger.database import Database
 
-app = typer.Typer(no_args_is_help=True, help="Create, list, rotate and revoke API keys.")
+app = typer.Typer(no_args_is_help=True, help="Create, list, change, rotate and revoke API keys.")
 
 _Result = TypeVar("_Result")
 KeyArgument = Annotated[str, typer.Argument(help="Id, shown prefix (tl-…) or name of the key.")]
@@ -51,12 +64,16 @@ def create(
     model: Annotated[
         list[str] | None, typer.Option("--model", help="Allow only this model; repeat for more. 'auto' is one.")
     ] = None,
+    tier: Annotated[list[str] | None, typer.Option("--tier", help="Allow only this tier; repeat for more.")] = None,
+    route: Annotated[
+        list[str] | None, typer.Option("--route", help="Allow only this route, such as chat; repeat for more.")
+    ] = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a key and print it: this is the only time it is shown.
 
-    Exit code 2: a name, model, limit or time that makes no sense.
+    Exit code 2: a name, model, tier, route, limit or time that makes no sense.
     """
     from gateway.access.keys import KeyLimits, create_key, load_secret
     from gateway.ledger.money import InvalidAmount, parse_usd
@@ -81,6 +98,8 @@ def create(
             limits=KeyLimits(rpm, tpm, parallel),
             budget_nanousd=budget,
             allowed_models=model or None,
+            allowed_tiers=tier or None,
+            allowed_routes=route or None,
         )
 
     _print_token(_with_database(settings, run), "", as_json)
@@ -103,9 +122,63 @@ def list_(
     columns = [Column("id", "value"), Column("name"), Column("prefix", "value")]
     columns += [Column(title) for title in ("organisation", "team", "project")]
     columns += [Column(title, "number") for title in ("rpm", "tpm", "parallel", "budget $")]
-    columns += [Column("models"), Column("created", "value"), Column("expires", "value"), Column("state")]
+    columns += [
+        Column("models"),
+        Column("tiers"),
+        Column("routes"),
+        Column("created", "value"),
+        Column("expires", "value"),
+        Column("state"),
+    ]
     print_table(columns, [_row(info) for info in found])
     print(f"\n{len(found)} keys" if len(found) != 1 else "\n1 key")
+
+
+@app.command("set")
+def set_(
+    key: KeyArgument,
+    name: Annotated[str | None, typer.Option(help="A new name.")] = None,
+    expires: Annotated[str | None, typer.Option(metavar="WHEN|none", help="As for `create`; none: never.")] = None,
+    rpm: RequestsOption = None,
+    tpm: TokensOption = None,
+    parallel: ParallelOption = None,
+    budget_usd: BudgetOption = None,
+    model: Annotated[
+        list[str] | None, typer.Option("--model", help="Allow only these; repeat for more. none: all.")
+    ] = None,
+    tier: Annotated[list[str] | None, typer.Option("--tier", help="Likewise.")] = None,
+    route: Annotated[list[str] | None, typer.Option("--route", help="Likewise.")] = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Change limits, budget, expiry or what a key may use. What is not named stays; `none` takes a limit away.
+
+    Running gateways keep to it within a second; answers under way are finished.
+
+    Exit code 2: no such key, or a value that makes no sense.
+    """
+    import msgspec
+
+    from gateway.access.ceilings import KeyChange
+    from gateway.access.keys import change_key
+
+    settings = settings_or_exit(config)
+    models = names(model)
+    if isinstance(models, list):
+        check_models(settings, models, "--model", also=("auto",))
+    change = KeyChange(
+        **msgspec.structs.asdict(limit_change(rpm, tpm, parallel, budget_usd)),
+        name=msgspec.UNSET if name is None else name,
+        expires_ms=msgspec.UNSET if expires is None else None if expires == NONE else _expiry(expires),
+        allowed_models=models,
+        allowed_tiers=names(tier),
+        allowed_routes=names(route),
+    )
+    info = _with_database(settings, lambda database: change_key(database, key, change))
+    if as_json:
+        print_json(_public(info))
+    else:
+        print(f"set {info.prefix}… ('{info.name}' of {_owner(info)})")
 
 
 @app.command()
@@ -184,8 +257,7 @@ def _expiry(text: str) -> int:
 
 
 def _row(info: KeyInfo) -> list[str]:
-    from gateway.ledger.money import format_usd
-
+    scopes = (info.allowed_models, info.allowed_tiers, info.allowed_routes)
     former = [f"{secret.prefix}… until {_when(secret.valid_until_ms)}" for secret in info.replaced if secret.valid]
     return [
         info.key_id,
@@ -194,9 +266,8 @@ def _row(info: KeyInfo) -> list[str]:
         info.organisation,
         info.team,
         info.project,
-        *(str(n or "-") for n in (info.requests_per_minute, info.tokens_per_minute, info.parallel)),
-        "-" if info.budget_nanousd is None else format_usd(info.budget_nanousd),
-        "all" if info.allowed_models is None else ", ".join(info.allowed_models),
+        *limit_cells(info),
+        *("all" if allowed is None else ", ".join(allowed) for allowed in scopes),
         _when(info.created_ms),
         "-" if info.expires_ms is None else _when(info.expires_ms),
         f"active, and {', '.join(former)}" if former and info.state == "active" else info.state,
