@@ -203,7 +203,7 @@ class Accounting:
         except JournalError as failure:
             logger.error("why request %s was decided as it was is not on record: %s", life.request_id, failure)
         if life.grant is not None:
-            settled = await self._services.limiter.settle(life.grant.hold_id, life.tokens, life.cost_nanousd)
+            settled = await self._services.queue.settle(life.grant.hold_id, life.tokens, life.cost_nanousd)
             life.standing = settled or life.standing
             if life.served is not None and life.principal is not None and outcome == "success":
                 self._services.estimator.observe(life.principal.key_id, life.served.model, life.served.output_tokens)

@@ -15,7 +15,14 @@ from gateway.access.input_bound import input_bound
 from gateway.access.limits import Admission, BudgetExhausted, Refused, Scope
 from gateway.access.principal import AuthenticationError, Principal
 from gateway.candidates import select
-from gateway.dialects.errors import BadRequest, NotAllowed, NotFound, OutOfBudget, RateLimited, Unauthenticated
+from gateway.dialects.errors import (
+    BadRequest,
+    NotFound,
+    OutOfBudget,
+    RateLimited,
+    Unauthenticated,
+    Unavailable,
+)
 from gateway.http import Exchange
 from gateway.ledger.prices import estimate
 from gateway.life import Life
@@ -214,10 +221,13 @@ def _named(settings: Settings, principal: Principal, name: str, kind: str) -> st
 
 
 async def admit(services: Services, life: Life, *, free: bool = False) -> None:
-    """Take the request off the limits and set its money aside, in one round trip. `free`: it will ask no model.
+    """Take the request off the limits and set its money aside, in one round trip; it may have to wait for its turn.
+
+    `free`: it will ask no model, and does not wait.
 
     Raises:
         RateLimited, OutOfBudget: with `retry-after`.
+        Unavailable: the request's deadline passed while it waited.
     """
     principal, policy = life.principal, life.policy
     assert principal is not None
@@ -238,7 +248,11 @@ async def admit(services: Services, life: Life, *, free: bool = False) -> None:
         unlimited=principal.unlimited,
     )
     try:
-        life.grant = await services.limiter.admit(admission)
+        life.grant = await services.queue.admit(admission, principal.key_id, life.deadline, waits=not free)
+    except TimeoutError:
+        raise Unavailable(
+            "The request's deadline passed while it waited for others to end.", status=504, code="backend_deadline"
+        ) from None
     except Refused as error:
         services.metrics.limited.labels(error.limit).inc()
         life.standing = error.standing

@@ -25,6 +25,7 @@ from gateway import workers
 from gateway.access.counters_memory import MemoryLimiter
 from gateway.access.holds import OutputEstimator
 from gateway.access.keystore import KeyStore
+from gateway.access.queue import AdmissionQueue
 from gateway.access.secret import load_secret
 from gateway.backend_metrics import BackendCollector
 from gateway.ledger.database import Database
@@ -62,6 +63,7 @@ class Services:
     database: Database
     keys: KeyStore
     limiter: MemoryLimiter | SharedLimiter
+    queue: AdmissionQueue
     estimator: OutputEstimator
     journal: Journal
     writer: LedgerWriter
@@ -124,6 +126,15 @@ class Services:
         left = await take_over(workers.left_journals(settings, self.worker), self.database)
         self.limiter = await open_limiter(settings, self.database, [self.journal.directory, *left])
         stack.push_async_callback(self.limiter.stop)
+        waiting = settings.limits
+        self.queue = AdmissionQueue(
+            self.limiter,
+            most_running=waiting.max_concurrency,
+            most_waiting=waiting.max_queued,
+            patience_s=waiting.queue_timeout_s,
+            waited=self.metrics.queue_wait.observe,
+        )
+        self.metrics.queued.set_function(lambda: self.queue.waiting)
         self.estimator = OutputEstimator()
         self.keys = KeyStore(self.database, load_secret(data_dir / "secret"), settings.default_limits)
         await self.keys.start()

@@ -214,7 +214,14 @@ class WhenRedisIsDown(Strict):
     budgets: Literal["local_share", "refuse"] = "local_share"
 
 
-class SharedLimitSettings(Strict):
+class ConcurrencySettings(Strict):
+    """What happens to requests that only running ones keep out, and while the shared limits cannot be reached."""
+
+    max_concurrency: int | None = Field(None, ge=1, description="Requests at once per gateway process.")
+    max_queued: int = Field(
+        256, ge=0, description="Requests per process that may wait for a place, their key's `parallel` included."
+    )
+    queue_timeout_s: float = Field(10.0, gt=0, description="How long one of them waits.")
     when_redis_is_down: WhenRedisIsDown = WhenRedisIsDown()
 
 
@@ -232,7 +239,7 @@ class Settings(Strict):
     cache: CacheSettings = CacheSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     default_limits: LimitSettings = LimitSettings()
-    limits: SharedLimitSettings = SharedLimitSettings()
+    limits: ConcurrencySettings = ConcurrencySettings()
     hold_ttl_seconds: float = Field(900.0, gt=0, description="A hold nobody settled is reclaimed after this long.")
 
     def tier_models(self, tier: str) -> list[str]:

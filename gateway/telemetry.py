@@ -19,6 +19,7 @@ TTFT_BUCKETS = (0.1, 0.5, 1, 2, 5, 10)
 TPOT_BUCKETS = (0.01, 0.05, 0.1, 0.2, 0.5)
 OVERHEAD_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5)
 DURATION_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300)
+QUEUE_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60)
 RATE_WINDOW_S = 10
 
 
@@ -105,6 +106,18 @@ class Metrics:
         )
         self.limited = Counts("tierline_limited_total", "Requests refused by a limit or budget.", ["limit"], registry)
         self.in_flight = Level("tierline_requests_in_flight", "Requests being served.", registry)
+        self.queued = Gauge(
+            "tierline_queue_waiting",
+            "Requests in the queue before admission: the process or their key runs as many as it may.",
+            registry=registry,
+        )
+        self.queue_wait = Spreads(
+            "tierline_queue_wait_seconds",
+            "How long requests that waited before admission did, those that waited in vain included.",
+            [],
+            QUEUE_BUCKETS,
+            registry,
+        ).labels()
         self.holds = Gauge("tierline_holds_open", "Holds not yet settled.", registry=registry)
         self.limiter_degraded = Gauge(
             "tierline_limiter_degraded",

@@ -75,4 +75,4 @@ async def _count(services: Services, life: Life) -> tuple[int, bytes]:
         log(logging.INFO, "input tokens are estimated", request_id=life.request_id, reason=str(reason))
         return life.input_estimate, b"estimated"
     finally:
-        life.standing = await services.limiter.settle(life.grant.hold_id, 0, 0) or life.standing
+        life.standing = await services.queue.settle(life.grant.hold_id, 0, 0) or life.standing

@@ -173,8 +173,11 @@ class PolicyDocument(Strict):
 NOT_YET: dict[tuple[str, ...], str] = {
     ("escalate",): "answers are not checked and repeated on a larger tier yet",
     ("cache", "max_false_hit_rate"): "set 'threshold' for now; a bound on wrong hits needs audited answers",
-    ("limits", "queue"): "a request above a limit is refused, not queued",
-    ("queue",): "a request above a limit is refused, not queued",
+    (
+        "limits",
+        "queue",
+    ): "the queue is the gateway's: set limits.max_queued and limits.queue_timeout_s in tierline.yaml",
+    ("queue",): "the queue is the gateway's: set limits.max_queued and limits.queue_timeout_s in tierline.yaml",
 }
 
 

@@ -56,6 +56,37 @@ async def test_those_who_leave_are_passed_over():
     assert FairQueue(0).join("a") is None
 
 
+async def test_some_owners_can_be_passed_over():
+    queue: FairQueue[str] = FairQueue(10)
+    for name in ("a", "a", "b"):
+        queue.join(name)
+    assert (queue.waiting("a"), queue.waiting("b"), queue.waiting("c")) == (2, 1, 0)
+    assert queue.take({"a"})[0] == "b"
+    assert queue.take({"a", "b"}) is None
+    assert queue.size == 2
+    queue.pass_on("b")
+    assert queue.take()[0] == "a"
+
+
+async def test_a_turn_that_came_too_early_stays_the_owners():
+    queue: FairQueue[str] = FairQueue(3)
+    places = {name: queue.join(name[0]) for name in ("a1", "b1", "c1")}
+    assert queue.take() == ("a", places["a1"])
+    assert queue.take({"a"}) == ("b", places["b1"])
+    queue.join("b")
+    back = {"b": queue.put_back("b"), "a": queue.put_back("a")}  # in any order
+    assert queue.size == 4
+    assert queue.take() == ("a", back["a"])
+    queue.pass_on("a")
+    assert queue.take() == ("b", back["b"])
+    queue.pass_on("b")
+    assert queue.take() == ("c", places["c1"])
+    queue.pass_on("c")
+    assert queue.take()[0] == "b"
+    queue.pass_on("b")
+    assert (queue.size, queue.pop()) == (0, None)
+
+
 # In a pool.
 
 

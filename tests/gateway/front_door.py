@@ -92,6 +92,7 @@ def configuration(upstreams: Mapping[str, MockUpstream], models: Mapping[str, An
             name: {"base_urls": [upstream.base_url], "timeouts": short} for name, upstream in upstreams.items()
         },
         "cache": {"enabled": False},
+        "limits": {"max_queued": 0},  # a parallel limit refuses at once; tests of the queue set their own
     }
 
 
