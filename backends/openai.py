@@ -18,6 +18,7 @@ from backends.dialect import MalformedAnswer
 from backends.endpoint import Endpoint
 from backends.errors import recognised
 from backends.protocol import AnswerChoice, ChatChunk, ChatCompletion, ChunkChoice, Delta, Json, Usage
+from backends.repair import StreamRepair, arguments_as_text, gave_up, mend_answer
 from backends.sse import Parsed
 
 _PATHS: Mapping[Operation, str] = {
@@ -32,7 +33,10 @@ _completion = msgspec.json.Decoder(ChatCompletion)
 
 
 class _Reader:
-    """Reads a stream: what arrives is already in the common form."""
+    """Reads a stream: what arrives is already in the common form, or almost (`backends.repair`)."""
+
+    def __init__(self, call: Call) -> None:
+        self._repair = StreamRepair(call)
 
     def read(self, event: Parsed) -> Event | None:
         raw, data, name = event
@@ -40,9 +44,19 @@ class _Reader:
             return Event(raw, data, None, True)
         if name == b"error":
             raise AttemptFailed.reported(error_in(data) or {})
-        chunk = decode_chunk(data)
+        mended = None
+        try:
+            chunk = _chunk.decode(data)
+        except msgspec.MsgspecError:
+            mended = arguments_as_text(_object(data), "delta")
+            chunk = decode_chunk(mended or data)
         if chunk.error is not None or chunk.object == "error":
             raise AttemptFailed.reported(error_in(data) or {})
+        mended = self._repair.mend(chunk, mended or data) or mended
+        if reason := gave_up(chunk.choices):
+            raise AttemptFailed.reported({"type": "finish_reason", "code": reason})
+        if mended is not None:
+            return Event(b"data: " + mended + b"\n\n", mended, chunk)
         return Event(raw, data, chunk)
 
     def commits(self, event: Event) -> bool:
@@ -69,17 +83,24 @@ class OpenAIDialect:
         return endpoint.post(_PATHS[call.operation], msgspec.json.encode(payload), call.request_id, call.headers)
 
     def reader(self, call: Call) -> _Reader:
-        return _Reader()
+        return _Reader(call)
 
     def answer(self, body: bytes, call: Call) -> Answer:
-        completion = decode_answer(body)
         if not body.isascii():
             _check_utf8(body)
+        typed = _typed(body)
+        if typed is None and (text := arguments_as_text(_object(body), "message")):
+            body, typed = text, _typed(text)
+        completion = typed or decode_answer(body)
         if completion.object == "error":
             completion.error = error_in(body)
-        if completion.error is None and not completion.choices and call.operation in ("chat", "completions"):
+        if completion.error is not None or call.operation not in ("chat", "completions"):
+            return Answer(body, completion)
+        if not completion.choices:
             raise MalformedAnswer("the answer holds no choice")
-        return Answer(body, completion)
+        if reason := gave_up(completion.choices):
+            completion.error = {"type": "finish_reason", "code": reason}
+        return Answer((typed and mend_answer(typed, body, call)) or body, completion)
 
     def error(self, body: bytes) -> Json | None:
         error = error_in(body)
@@ -144,6 +165,14 @@ def decode_chunk(data: bytes) -> ChatChunk:
         raise MalformedAnswer(f"an event of the stream is not JSON: {error}") from error
 
 
+def _typed(body: bytes) -> ChatCompletion | None:
+    """A plain answer, if it has the types that the dialect says."""
+    try:
+        return _completion.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
 def decode_answer(body: bytes) -> ChatCompletion:
     """Decode a plain answer. Raises MalformedAnswer if it is not a JSON object."""
     try:
@@ -180,13 +209,21 @@ def has_content(chunk: ChatChunk, data: bytes) -> bool:
 
 
 def error_in(body: bytes) -> Json | None:
-    """The error object of a body, if it is JSON and has one."""
+    """The error object of a body, if it is JSON and has one, in whichever form servers have for it."""
     try:
-        fields = _object(body)
-    except MalformedAnswer:
+        fields = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
         return None
-    itself = fields.get("object") == "error"  # an older form of vLLM's
-    return _error_object(fields if itself else fields.get("error"))
+    if isinstance(fields, list) and fields:  # Gemini's
+        fields = fields[0]
+    if not isinstance(fields, dict):
+        return None
+    if fields.get("object") == "error":  # Mistral's, and an older form of vLLM's
+        return {**fields, "message": _text(fields.get("message"))}
+    if error := _error_object(fields.get("error")):
+        return error
+    detail = fields.get("detail")  # of servers that are built on FastAPI
+    return {"message": _text(detail)} if detail else None
 
 
 def _object(data: bytes) -> Json:
@@ -197,6 +234,10 @@ def _object(data: bytes) -> Json:
     if not isinstance(fields, dict):
         raise MalformedAnswer("the server sent JSON that is not an object")
     return fields
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _check_utf8(body: bytes) -> None:
@@ -224,10 +265,10 @@ def _lenient_choice(value: object) -> ChunkChoice:
         return choice
     fields = value if isinstance(value, dict) else {}
     delta = fields.get("delta")
-    content = _as(str, delta.get("content")) if isinstance(delta, dict) else None
+    said = delta if isinstance(delta, dict) else {}
     return ChunkChoice(
         index=_as(int, fields.get("index")) or 0,
-        delta=Delta(content=content),
+        delta=Delta(role=_as(str, said.get("role")), content=_as(str, said.get("content"))),
         finish_reason=_as(str, fields.get("finish_reason")),
     )
 

@@ -133,11 +133,18 @@ class Usage(msgspec.Struct, omit_defaults=True):
 
 
 class Delta(msgspec.Struct, omit_defaults=True):
+    """What a choice says next. Servers have two names for its thoughts, and some send both (`thoughts`)."""
+
     role: str | None = None
     content: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     refusal: str | None = None
     tool_calls: list[ToolCall] | None = None
+
+    @property
+    def thoughts(self) -> str | None:
+        return self.reasoning_content or self.reasoning
 
 
 class ChunkChoice(msgspec.Struct, omit_defaults=True):
@@ -161,11 +168,18 @@ class ChatChunk(msgspec.Struct, omit_defaults=True):
 
 
 class AnswerMessage(msgspec.Struct, omit_defaults=True):
+    """What a choice says, whole. `thoughts` is as in `Delta`."""
+
     role: str | None = None
     content: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     refusal: str | None = None
     tool_calls: list[ToolCall] | None = None
+
+    @property
+    def thoughts(self) -> str | None:
+        return self.reasoning_content or self.reasoning
 
 
 class AnswerChoice(msgspec.Struct, omit_defaults=True):

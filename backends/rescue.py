@@ -142,7 +142,7 @@ class Delivered:
             self._usage = event.usage or chunk.usage
         for choice in chunk.choices:
             delta = choice.delta
-            if delta.tool_calls or delta.reasoning_content or delta.refusal:
+            if delta.tool_calls or delta.thoughts or delta.refusal:
                 return "it holds more than text"
             if delta.content:
                 self._parts.append(delta.content)

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 DONE = b"data: [DONE]\n\n"
+_TEXTS = ("content", "reasoning_content", "reasoning", "refusal")  # fields of a delta that come in pieces
 # A piece of a replayed stream ends after white space, or after this many characters of a script without spaces.
 _PIECE = re.compile(r"\S{1,24}\s*|\s+", re.UNICODE)
 _encoder = msgspec.json.Encoder(order="sorted")
@@ -63,7 +64,7 @@ def replay_chunks(
 def _deltas(choice: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str | None]]:
     message: dict[str, Any] = choice["message"]
     first: dict[str, Any] = {"role": message.get("role", "assistant")}
-    texts = [name for name in ("reasoning_content", "content") if isinstance(message.get(name), str)]
+    texts = [name for name in ("reasoning_content", "reasoning", "content") if isinstance(message.get(name), str)]
     # Whatever is neither role nor text (a null refusal, annotations) travels whole with the first piece.
     first.update((name, value) for name, value in message.items() if name != "role" and name not in texts)
     if "content" in texts:
@@ -151,7 +152,7 @@ class Collector:
         answer = {**self._head, "object": "chat.completion", "choices": []}
         for index, choice in sorted(self._choices.items()):
             message = dict(choice["message"])
-            for name in ("content", "reasoning_content", "refusal"):
+            for name in _TEXTS:
                 if (index, name) in self._texts:
                     message[name] = "".join(self._texts[index, name])
             if index in self._tools:
@@ -164,7 +165,7 @@ class Collector:
 
     def _add_delta(self, index: int, message: dict[str, Any], delta: dict[str, Any]) -> None:
         for name, value in delta.items():
-            if name in ("content", "reasoning_content", "refusal") and isinstance(value, str):
+            if name in _TEXTS and isinstance(value, str):
                 self._texts.setdefault((index, name), []).append(value)
             elif name == "tool_calls":
                 self._add_tool_calls(index, value or [])

@@ -66,8 +66,8 @@ class MessagesWriter:
         if completion.choices:
             choice = completion.choices[0]
             message, finish = choice.message, choice.finish_reason
-            if message.reasoning_content:
-                content.append({"type": "thinking", "thinking": message.reasoning_content, "signature": ""})
+            if message.thoughts:
+                content.append({"type": "thinking", "thinking": message.thoughts, "signature": ""})
             if text := message.content or message.refusal:
                 content.append({"type": "text", "text": text})
             content += [_tool_use(call) for call in message.tool_calls or []]
@@ -78,7 +78,7 @@ class MessagesWriter:
             "role": "assistant",
             "model": completion.model or self._model,
             "content": content,
-            "stop_reason": _stop_reason(finish, stop),
+            "stop_reason": _stop_reason(finish, stop, any(block["type"] == "tool_use" for block in content)),
             "stop_sequence": stop,
             "usage": _usage(completion.usage),
         }
@@ -113,7 +113,7 @@ class MessagesWriter:
             out.append(self._start(None))
         self._close(out)
         delta = {
-            "stop_reason": _stop_reason(self._finish, self._stop_sequence),
+            "stop_reason": _stop_reason(self._finish, self._stop_sequence, self._tool >= 0),
             "stop_sequence": self._stop_sequence,
         }
         out.append(_event("message_delta", {"delta": delta, "usage": _usage(self._usage), "tierline": summary}))
@@ -138,9 +138,9 @@ class MessagesWriter:
 
     def _delta(self, choice: ChunkChoice, out: list[bytes]) -> None:
         delta = choice.delta
-        if delta.reasoning_content:
+        if delta.thoughts:
             self._open("thinking", {"type": "thinking", "thinking": "", "signature": ""}, out)
-            out.append(self._fill({"type": "thinking_delta", "thinking": delta.reasoning_content}))
+            out.append(self._fill({"type": "thinking_delta", "thinking": delta.thoughts}))
         if text := delta.content or delta.refusal:
             self._open("text", {"type": "text", "text": ""}, out)
             out.append(self._fill({"type": "text_delta", "text": text}))
@@ -195,24 +195,30 @@ def _event(kind: str, fields: Json) -> bytes:
 def _tool_use(call: ToolCall) -> Json:
     function = call.function
     arguments = (function and function.arguments) or "{}"
+    given: Json | msgspec.Raw
     try:
-        given = _decode(arguments.encode())
+        _decode(arguments.encode())
+        given = msgspec.Raw(arguments.encode())  # as the model wrote it
     except msgspec.DecodeError:
         given = {"_malformed_arguments": arguments}  # the model broke its own JSON: nothing of it is lost
     return {"type": "tool_use", "id": call.id or "", "name": (function and function.name) or "", "input": given}
 
 
-def _stop_reason(finish: str | None, stop: str | None) -> str:
+def _stop_reason(finish: str | None, stop: str | None, called: bool) -> str:
+    if called and finish == "stop":  # in the other dialect, calls that the request demanded end like that
+        return "tool_use"
     if stop is not None and finish == "stop":
         return "stop_sequence"
     return _STOP_REASONS.get(finish or "stop", "end_turn")
 
 
 def _matched_stop(data: bytes) -> str | None:
-    """The stop sequence that ended the answer, where the server says it (`stop_reason` of a choice is then text)."""
+    """The stop sequence that ended the answer, where the server says it, as text: vLLM and the bundled engine in
+    `stop_reason` of the choice, SGLang in `matched_stop`."""
     for choice in _decode(data).get("choices") or ():
-        if isinstance(choice, dict) and isinstance(stop := choice.get("stop_reason"), str):
-            return stop
+        for name in ("stop_reason", "matched_stop"):
+            if isinstance(choice, dict) and isinstance(stop := choice.get(name), str):
+                return stop
     return None
 
 

@@ -9,7 +9,7 @@ from backends.protocol import ChatRequest, InvalidRequest, validate
 from gateway.dialects import errors
 from gateway.dialects.dialect import Asked, Writer
 from gateway.dialects.errors import BadRequest, GatewayError
-from gateway.dialects.openai_answer import OpenAIWriter
+from gateway.dialects.openai_answer import chunk_writer
 from gateway.dialects.reading import bad_request, convert, decode
 
 # Documented parameters that ask for something which no backend behind Tierline does on its own: refused, never ignored.
@@ -62,7 +62,7 @@ class OpenAIChat:
         )
 
     def writer(self, asked: Asked, request_id: str) -> Writer:
-        return OpenAIWriter(request_id, wants_usage=asked.wants_usage)
+        return chunk_writer(asked, request_id)
 
     def error(self, error: GatewayError, request_id: str) -> bytes:
         return errors.body(error, request_id)

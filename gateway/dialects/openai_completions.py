@@ -6,7 +6,7 @@ from backends.protocol import CompletionRequest, InvalidRequest, check_ranges
 from gateway.dialects import errors
 from gateway.dialects.dialect import Asked, Writer
 from gateway.dialects.errors import BadRequest, GatewayError
-from gateway.dialects.openai_answer import OpenAIWriter
+from gateway.dialects.openai_answer import chunk_writer
 from gateway.dialects.openai_embeddings import texts_of
 from gateway.dialects.reading import bad_request, convert, decode
 from tiers.features import estimate_tokens
@@ -50,7 +50,7 @@ class OpenAICompletions:
         )
 
     def writer(self, asked: Asked, request_id: str) -> Writer:
-        return OpenAIWriter(request_id, wants_usage=asked.wants_usage)
+        return chunk_writer(asked, request_id)
 
     def error(self, error: GatewayError, request_id: str) -> bytes:
         return errors.body(error, request_id)

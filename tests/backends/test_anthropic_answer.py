@@ -208,6 +208,7 @@ def test_bodies_without_an_error(body):
 def test_events_for_chat_clients():
     usage = Usage(12, 34, 46, PromptTokensDetails(5, None, 3), CompletionTokensDetails(9))
     chunks = []
+    reader = OPENAI.reader(CALL)
     for found in parsed([STREAM]):
         written = chat_event(found)
         if found.chunk is None:
@@ -216,7 +217,7 @@ def test_events_for_chat_clients():
         assert written.raw == b"data: " + written.data + b"\n\n"
         assert (written.dialect, written.done, written.chunk) == ("openai", found.done, found.chunk)
         chunks.append(msgspec.json.decode(written.data))
-        assert OPENAI.reader(CALL).read((written.raw, written.data, b"")).chunk.choices == found.chunk.choices
+        assert reader.read((written.raw, written.data, b"")).chunk.choices == found.chunk.choices
     assert [("usage" in chunk) for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     assert chunks[-1]["usage"]["prompt_tokens"] == 20
     assert chunks[-1]["usage"]["prompt_tokens_details"] == {"cached_tokens": 5, "cache_creation_tokens": 3}
@@ -262,5 +263,5 @@ def test_answers_for_chat_clients():
             "prompt_tokens_details": {"cached_tokens": 0, "cache_creation_tokens": 0},
         },
     }
-    plain = b'{"choices":[{"index":0,"message":{"content":"a"}}],"x":1}'
+    plain = b'{"id":"a","object":"chat.completion","created":7,"model":"m","choices":[{"index":0,"message":{}}],"x":1}'
     assert chat_body(OPENAI.answer(plain, CALL)) == plain

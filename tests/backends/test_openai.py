@@ -131,9 +131,10 @@ async def test_nothing_after_done_is_read(bench, serve):
 async def test_odd_types_are_tolerated_and_relayed(bench, serve):
     odd = data(
         id=7,
+        object=["chunk"],
         created="1700000000",
-        model=None,
-        choices=[{"index": "0", "delta": {"content": "a", "tool_calls": "none"}, "finish_reason": None}],
+        model=3.5,
+        choices=[{"index": "0", "delta": {"role": "x", "content": "a", "tool_calls": "none"}, "finish_reason": None}],
         usage={"prompt_tokens": 3.0, "completion_tokens": "4"},
         x_extra=[1],
     )
