@@ -17,7 +17,9 @@ from gateway.dialects.errors import GatewayError, MethodNotAllowed, NotFound
 from gateway.dialects.openai_chat import CHAT
 from gateway.dialects.openai_completions import COMPLETIONS
 from gateway.dialects.openai_embeddings import EMBEDDINGS, RERANK
+from gateway.dialects.openai_responses import RESPONSES
 from gateway.http import JSON_TYPE, ClientGone, Exchange, Receive, Scope, Send
+from gateway.responses import routes as kept
 from gateway.services import Services
 from gateway.token_counting import count_tokens
 
@@ -38,6 +40,11 @@ class Route:
 ROUTES: Mapping[tuple[str, str], Route] = {
     ("POST", "/v1/chat/completions"): Route(pipeline.endpoint(CHAT), "key"),
     ("POST", "/v1/completions"): Route(pipeline.endpoint(COMPLETIONS), "key"),
+    ("POST", "/v1/responses"): Route(pipeline.endpoint(RESPONSES), "key"),
+    ("GET", "/v1/responses/{response_id}"): Route(kept.retrieve, "key"),
+    ("DELETE", "/v1/responses/{response_id}"): Route(kept.remove, "key"),
+    ("GET", "/v1/responses/{response_id}/input_items"): Route(kept.input_items, "key"),
+    ("POST", "/v1/responses/{response_id}/cancel"): Route(kept.cancel, "key"),
     ("POST", "/v1/messages"): Route(pipeline.endpoint(MESSAGES), "key"),
     ("POST", "/v1/messages/count_tokens"): Route(count_tokens, "key"),
     ("POST", "/v1/embeddings"): Route(pipeline.endpoint(EMBEDDINGS), "key"),
@@ -53,6 +60,7 @@ _PATHS: Mapping[str, frozenset[str]] = {
     path: frozenset(method for method, other in ROUTES if other == path) for _, path in ROUTES
 }
 _MODEL_PREFIX = "/v1/models/"
+_RESPONSE_PREFIX = f"{kept.PREFIX}resp_"
 _MESSAGES_PATH = "/v1/messages"  # here and below it, clients expect the errors of the Anthropic dialect
 
 
@@ -109,6 +117,9 @@ def _find(exchange: Exchange) -> Handler:
     method, path = exchange.scope["method"], exchange.scope["path"]
     if path.startswith(_MODEL_PREFIX) and len(path) > len(_MODEL_PREFIX):
         path = "/v1/models/{model}"
+    elif path.startswith(_RESPONSE_PREFIX):
+        _, _, below = path[len(_RESPONSE_PREFIX) :].partition("/")
+        path = "/v1/responses/{response_id}" + (f"/{below}" if below else "")
     route = ROUTES.get((method, path)) or ROUTES.get(("GET" if method == "HEAD" else method, path))
     if route is not None:
         return route.handler

@@ -10,8 +10,10 @@ import msgspec
 from backends.protocol import ChatChunk, ChatCompletion, ChatRequest, CompletionRequest, Json
 from gateway.dialects.anthropic_messages import MessagesRequest
 from gateway.dialects.openai_embeddings import EmbeddingsRequest, RerankRequest
+from gateway.dialects.openai_responses import ResponsesRequest
 
 _REF = "#/components/schemas/{name}"
+_RESPONSE = ["response_id"]
 _ERRORS = {
     "400": "The request is malformed, or asks for something that no model here can do.",
     "401": "The API key is missing, unknown, expired or revoked.",
@@ -46,7 +48,7 @@ _RESPONSE_HEADERS = {
 
 def document() -> dict[str, Any]:
     """The whole document, as plain data."""
-    requests = [ChatRequest, CompletionRequest, MessagesRequest, EmbeddingsRequest, RerankRequest]
+    requests = [ChatRequest, CompletionRequest, MessagesRequest, EmbeddingsRequest, RerankRequest, ResponsesRequest]
     _, components = msgspec.json.schema_components([*requests, ChatCompletion, ChatChunk], ref_template=_REF)
     components["Error"] = _error_schema()
     return {
@@ -73,6 +75,19 @@ def document() -> dict[str, Any]:
                 "post": _model_route("Turn texts into vectors.", "createEmbedding", "EmbeddingsRequest")
             },
             "/v1/rerank": {"post": _model_route("Order documents by a query.", "rerank", "RerankRequest")},
+            "/v1/responses": {
+                "post": _model_route(
+                    "Answer a conversation that the gateway may remember, in the Responses dialect.",
+                    "createResponse",
+                    "ResponsesRequest",
+                )
+            },
+            "/v1/responses/{response_id}": {
+                "get": _get("Look up a kept answer.", "getResponse", _RESPONSE),
+                "delete": _get("Delete a kept answer.", "deleteResponse", _RESPONSE),
+            },
+            "/v1/responses/{response_id}/input_items": {"get": _input_items_route()},
+            "/v1/responses/{response_id}/cancel": {"post": _cancel_route()},
             "/v1/messages": {
                 "post": _model_route(
                     "Answer a conversation in the Anthropic dialect.", "createMessage", "MessagesRequest"
@@ -160,6 +175,28 @@ def _get(summary: str, operation: str, path_parameters: list[str] | None = None)
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in path_parameters
         ]
     return described
+
+
+def _input_items_route() -> Json:
+    route = _get("List what a kept answer was made from, the latest item first.", "listInputItems", _RESPONSE)
+    asked: dict[str, tuple[str, Json]] = {
+        "after": ("Only items behind this one.", {"type": "string"}),
+        "limit": ("Items per page.", {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}),
+        "order": ("Which end comes first.", {"enum": ["asc", "desc"], "default": "desc"}),
+    }
+    route["parameters"] += [
+        {"name": name, "in": "query", "required": False, "description": text, "schema": schema}
+        for name, (text, schema) in asked.items()
+    ]
+    route["responses"] |= _error_responses("400")
+    return route
+
+
+def _cancel_route() -> Json:
+    route = _get("Refused: no answer is made in the background.", "cancelResponse", _RESPONSE)
+    del route["responses"]["200"]
+    route["responses"] |= _error_responses("400")
+    return route
 
 
 def _open(summary: str, operation: str, content: str = "application/json") -> dict[str, Any]:

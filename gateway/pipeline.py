@@ -27,6 +27,7 @@ from gateway.finish import finish, outcome_of
 from gateway.http import JSON_TYPE, ClientGone, Exchange
 from gateway.life import Life
 from gateway.relay import relay
+from gateway.responses.turns import recall
 
 if TYPE_CHECKING:
     from gateway.services import Services
@@ -53,6 +54,7 @@ async def serve(dialect: Dialect, services: Services, exchange: Exchange) -> Non
         exchange.watch()
         life.asked = dialect.parse(body)
         services.begin_span(life)
+        await recall(services, life)
         await route(services, life)
         accounting.decided()
         await admit(services, life)

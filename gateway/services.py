@@ -36,6 +36,7 @@ from gateway.ledger.writer import LedgerWriter
 from gateway.life import Life
 from gateway.limiter import open_limiter
 from gateway.model_defaults import model_defaults
+from gateway.responses.store import ResponseStore
 from gateway.settings import Settings
 from gateway.telemetry import Metrics
 from gateway.tracing import Tracing
@@ -73,6 +74,7 @@ class Services:
     model_defaults: Mapping[str, Mapping[str, object]]
     cache: CacheClient | None
     flight: SingleFlight[Lookup]
+    responses: ResponseStore
     pools: dict[str, Pool]
     dispatcher: Dispatcher
     http: HttpClient
@@ -146,6 +148,9 @@ class Services:
             await self.cache.start()
             stack.push_async_callback(self.cache.close)
         self.flight = SingleFlight()
+        self.responses = ResponseStore(self.database, settings.responses)
+        self.responses.start()
+        stack.push_async_callback(self.responses.stop)
         self.http = HttpClient()
         stack.push_async_callback(self.http.aclose)
         self.pools = {name: self._pool(name) for name in settings.backends}

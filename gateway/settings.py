@@ -181,6 +181,17 @@ class CacheSettings(Strict):
     embeddings_port: int | None = Field(None, ge=1, le=65535, description="Serve the embedder over HTTP, for backends.")
 
 
+class ResponsesSettings(Strict):
+    """Answers of `/v1/responses` that are kept, with what was asked, so that clients can look them up and go on."""
+
+    keep_days: int = Field(
+        30, ge=0, le=3650, description="A conversation is kept so long after its last turn; 0: nothing is kept."
+    )
+    max_bytes: int = Field(
+        4 * 1024**3, ge=1 << 20, description="Of all conversations; those that have rested longest go first."
+    )
+
+
 class TelemetrySettings(Strict):
     service_name: str = "tierline"
     otlp_endpoint: str | None = Field(None, description="Base URL of an OTLP/HTTP collector; default: no export.")
@@ -237,6 +248,7 @@ class Settings(Strict):
     engines: dict[str, EngineSettings] = {}
     failover: FailoverSettings = FailoverSettings()
     cache: CacheSettings = CacheSettings()
+    responses: ResponsesSettings = ResponsesSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     default_limits: LimitSettings = LimitSettings()
     limits: ConcurrencySettings = ConcurrencySettings()

@@ -101,6 +101,12 @@ class Metrics:
         self.cache = Counts(
             "tierline_cache_requests_total", "Cache outcomes: exact, semantic, miss, bypass.", ["outcome"], registry
         )
+        self.responses_kept = Counts(
+            "tierline_responses_kept_total",
+            "Answers of /v1/responses put into the database: kept, failed (the client was told).",
+            ["outcome"],
+            registry,
+        )
         self.decisions = Counts(
             "tierline_decisions_total", "Routing decisions.", ["policy", "rule", "tier", "fallback"], registry
         )
