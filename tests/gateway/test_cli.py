@@ -6,15 +6,17 @@ import dataclasses
 import json
 import os
 import socket
-import sqlite3
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
+from alembic import command as migrations
+from alembic.config import Config
+from sqlalchemy import create_engine
 from typer.testing import CliRunner
 
+import gateway.ledger
 from gateway.cli.main import COMMANDS, build
 from gateway.lock import FileLock
 from gateway.processes import (
@@ -345,12 +347,19 @@ def test_doctor_finds_this_machine_in_order(tmp_path: Path, free_port: int) -> N
     assert not (tmp_path / "data").exists(), "doctor changes nothing"
 
 
+def downgrade(path: Path, revision: str) -> None:
+    """Make a SQLite database what an earlier version of the program left."""
+    configured = Config()
+    configured.set_main_option("script_location", str(Path(gateway.ledger.__path__[0]) / "migrations"))
+    with create_engine(f"sqlite:///{path}").begin() as connection:
+        configured.attributes["connection"] = connection
+        migrations.downgrade(configured, revision)
+
+
 def test_doctor_knows_that_an_older_database_is_upgraded(tmp_path: Path, free_port: int) -> None:
     config = configuration(tmp_path, port=free_port)
     assert tierline("keys", "create", "--config", str(config)).returncode == 0
-    with closing(sqlite3.connect(tmp_path / "data/tierline.db")) as database, database:
-        database.execute("UPDATE alembic_version SET version_num = '0001'")
-        database.execute("DROP TABLE replaced_secrets")
+    downgrade(tmp_path / "data/tierline.db", "0001")
     done = tierline("doctor", "--json", "--config", str(config))
     found = {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}["database"]
     assert (done.returncode, found["status"]) == (0, "ok")
