@@ -80,6 +80,13 @@ class Call(msgspec.Struct, frozen=True):
         """The fields of `extra` for this candidate."""
         return self.extra(candidate) if callable(self.extra) else self.extra
 
+    def choices(self) -> int:
+        """How many choices the answer has: `n` for each prompt."""
+        n = self.payload.get("n")
+        prompt = self.payload.get("prompt") if self.operation == "completions" else None
+        prompts = len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1
+        return prompts * (n if isinstance(n, int) else 1)
+
 
 class Attempt(msgspec.Struct, eq=False):
     """One call to one replica. `started` is monotonic seconds, `started_at` Unix seconds; `id` is a UUIDv7.

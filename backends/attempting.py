@@ -202,12 +202,11 @@ async def _stream(call: Call, pool: Pool, replica: Replica, attempt: Attempt, ex
         pool.release(replica)
         _end(attempt, outcome, f"{failure.kind}: {failure}" if failure else None)
 
-    choices = call.payload.get("n")
     stream = EventStream(
         exchange,
         pool.dialect.reader(call),
         pool.timeouts.between_tokens_s,
-        choices if isinstance(choices, int) else 1,
+        call.choices(),
         ended,
         gives_reasons=pool.gives_reasons,
     )

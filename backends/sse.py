@@ -86,13 +86,12 @@ class SseParser:
 
     def _parse(self, raw: bytes) -> Parsed | None:
         """Read the fields of one event; None if it has no data."""
-        text = raw
         if self._at_start:
             self._at_start = False
-            text = raw.removeprefix(_BOM)
+            raw = raw.removeprefix(_BOM)  # it says nothing, and to many clients it is part of the field's name
         data: list[bytes] = []
         name = b""
-        for line in text.splitlines():  # bytes split at LF, CR and CR LF only
+        for line in raw.splitlines():  # bytes split at LF, CR and CR LF only
             field, _, value = line.partition(b":")
             if field == b"data":
                 data.append(value.removeprefix(b" "))
