@@ -69,6 +69,7 @@ class Life(msgspec.Struct, eq=False):
     meter: Meter = msgspec.field(default_factory=Meter)
     served: LedgerRow | None = None
     status: int = 0
+    abandoned: bool = False  # its client left in the middle, and what came after that went to nobody
     error: GatewayError | None = None
     cost_nanousd: int = 0
     tokens: int = 0
@@ -90,7 +91,8 @@ class Life(msgspec.Struct, eq=False):
 
     def delivered(self) -> bool:
         """Whether the client has every choice to its end; one that closes after that has lost nothing."""
-        return self.meter.complete(self.choices) or (self.served is not None and self.served.outcome == "cache_hit")
+        whole = self.meter.complete(self.choices) and not self.abandoned
+        return whole or (self.served is not None and self.served.outcome == "cache_hit")
 
     def headers(self) -> list[Header]:
         """Tierline's response headers, as far as they are known."""

@@ -65,7 +65,7 @@ async def serve(dialect: Dialect, services: Services, exchange: Exchange) -> Non
                 await give(life, accounting, found, writer)
             else:
                 answer = await dispatch(services, life, accounting)
-                parts = await relay(exchange, life, accounting, answer, writer, keep=turn.writes)
+                parts = await relay(services, life, accounting, answer, writer, keep=turn.writes)
                 exchange.unwatch()  # the client has everything: its leaving ends nothing now
                 await turn.remember(parts)
     except ClientGone:

@@ -7,20 +7,27 @@ breaks, or whose budget is spent on the way, ends with an error event and withou
 
 from __future__ import annotations
 
+import asyncio
+from typing import TYPE_CHECKING
+
 from backends.attempt import StreamCut
 from backends.dispatch import Dispatched
 from backends.openai import chat_body, chat_event
+from gateway.abandoned import client_left
 from gateway.accounting import Accounting
 from gateway.dialects.dialect import Writer
 from gateway.dialects.errors import Unavailable
 from gateway.http import JSON_TYPE, SSE_HEADERS, Exchange
 from gateway.life import Life
 
+if TYPE_CHECKING:
+    from gateway.services import Services
+
 
 async def relay(
-    exchange: Exchange, life: Life, accounting: Accounting, answer: Dispatched, writer: Writer, *, keep: bool
+    services: Services, life: Life, accounting: Accounting, answer: Dispatched, writer: Writer, *, keep: bool
 ) -> list[bytes]:
-    """Deliver the whole answer.
+    """Deliver the whole answer. If the client leaves a stream, the rest of it is dealt with as the policy says.
 
     Returns:
         With `keep`, the answer in the common form, for the cache: the body, or the data of every event.
@@ -28,6 +35,7 @@ async def relay(
     Raises:
         GatewayError: the stream broke, or a budget was spent, after content had been delivered.
     """
+    exchange = life.exchange
     try:
         if life.stream:
             return await _relay_stream(exchange, life, accounting, answer, writer, keep)
@@ -38,6 +46,10 @@ async def relay(
         life.status = answer.status
         await exchange.respond(answer.status, [JSON_TYPE, *life.headers(), life.cost_header()], body)
         return [chat_body(answer.whole)] if keep else []
+    except asyncio.CancelledError:
+        if life.stream and exchange.gone:
+            await client_left(services, life, accounting, answer)
+        raise
     finally:
         await answer.aclose()
 

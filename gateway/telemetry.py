@@ -111,6 +111,12 @@ class Metrics:
             "tierline_decisions_total", "Routing decisions.", ["policy", "rule", "tier", "fallback"], registry
         )
         self.limited = Counts("tierline_limited_total", "Requests refused by a limit or budget.", ["limit"], registry)
+        self.drained = Counts(
+            "tierline_drained_streams_total",
+            "Streams read on after their client left, by what ended that: finished, time, tokens, cut, budget.",
+            ["ended"],
+            registry,
+        )
         self.in_flight = Level("tierline_requests_in_flight", "Requests being served.", registry)
         self.queued = Gauge(
             "tierline_queue_waiting",

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from policies.expression import ConditionError
 from policies.facts import Facts
 from policies.load import Policy, Rule, Subject
-from policies.schema import Budget, CachePolicy, Limits
+from policies.schema import Budget, CachePolicy, Limits, OnAbort
 from tiers import TIERS
 from tiers.choose import TierChoice, choose
 from tiers.task import TaskProfile
@@ -48,6 +48,7 @@ class Decision(msgspec.Struct, frozen=True):
         fallback_reason: why `tier` is not `requested_tier`.
         auto: the choice behind `tier: auto`.
         rule_errors: rules that failed on this request, with the reason.
+        on_abort: what becomes of a stream whose client leaves: the rule's setting, else the policy's.
         cache, limits, budget: the policy's settings.
     """
 
@@ -63,6 +64,7 @@ class Decision(msgspec.Struct, frozen=True):
     fallback_reason: str | None
     auto: TierChoice | None
     rule_errors: tuple[str, ...]
+    on_abort: OnAbort
     cache: CachePolicy
     limits: Limits
     budget: Budget | None
@@ -91,6 +93,7 @@ def decide(policy: Policy, facts: Facts, choose_auto: Chooser = choose) -> Decis
         fallback_reason=None,
         auto=None,
         rule_errors=(),
+        on_abort=document.on_abort,
         cache=document.cache,
         limits=document.limits,
         budget=document.budget,
@@ -110,7 +113,9 @@ def decide(policy: Policy, facts: Facts, choose_auto: Chooser = choose) -> Decis
     if rule is None:
         why = "no rule matches" if policy.rules else "the policy has no rules"
         return _with_tier(policy, replace(base, why=f"{why}: the default tier"), document.default)
-    base = replace(base, rule=rule.name, rule_index=rule.index, why=_why(rule))
+    base = replace(
+        base, rule=rule.name, rule_index=rule.index, why=_why(rule), on_abort=rule.route.on_abort or document.on_abort
+    )
     if rule.route.model is not None:
         rest = tuple(tier for tier in document.fallback if tier in policy.served)
         return replace(base, model=rule.route.model, fallback_tiers=rest)

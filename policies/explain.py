@@ -77,6 +77,7 @@ class Explanation:
             ],
             "facts": shown(self.facts),
             "settings": {
+                "on_abort": decision.on_abort.model_dump(mode="json"),
                 "cache": decision.cache.model_dump(mode="json"),
                 "limits": decision.limits.model_dump(mode="json"),
                 "budget": budget.model_dump(mode="json") if budget else None,

@@ -67,6 +67,24 @@ class AppliesTo(Strict):
     )
 
 
+class OnAbort(Strict):
+    """What becomes of a stream whose client leaves in the middle of it, and so what the request is charged."""
+
+    mode: Literal["cancel", "count", "drain"] = Field(
+        "cancel",
+        description="cancel: stop the backend at once and charge what had been passed on; count: stop it, and charge"
+        " all that had arrived; drain: read on to the end, for the usage that the server reports there.",
+    )
+    max_time: Duration = Field(30.0, description="With drain: how long to read on, such as 30s.")
+    max_tokens: int = Field(4096, ge=1, description="With drain: how many more tokens of output to read.")
+
+    @model_validator(mode="after")
+    def _nothing_ignored(self) -> Self:
+        if self.mode != "drain" and self.model_fields_set & {"max_time", "max_tokens"}:
+            raise ValueError("'max_time' and 'max_tokens' have a meaning only with 'mode: drain'")
+        return self
+
+
 class Route(Strict):
     """One rule. The first whose `when` is true decides; a rule without `when` always matches."""
 
@@ -79,6 +97,7 @@ class Route(Strict):
     quality_target: float | None = Field(
         None, gt=0, le=1, description="For `tier: auto`: probability of success to reach; default: the policy's."
     )
+    on_abort: OnAbort | None = Field(None, description="For requests that this rule decides; default: the policy's.")
 
     @model_validator(mode="after")
     def _one_target(self) -> Self:
@@ -155,6 +174,7 @@ class PolicyDocument(Strict):
     fallback: tuple[TierName, ...] = Field(
         (), description="Tiers to try, in this order, where the chosen one has no model or no healthy backend."
     )
+    on_abort: OnAbort = OnAbort()
     cache: CachePolicy = CachePolicy()
     limits: Limits = Limits()
     budget: Budget | None = None

@@ -246,13 +246,15 @@ async def test_a_stream_that_outlives_the_drain_ends_with_an_error_event(
 
 
 @asynccontextmanager
-async def gateway_process(root: Path, upstream: MockUpstream, **server: float) -> AsyncIterator[tuple[Any, str]]:
+async def gateway_process(
+    root: Path, upstream: MockUpstream, *, policy: str = POLICY, **server: float
+) -> AsyncIterator[tuple[Any, str]]:
     """`python -m gateway`, ready, and its address. What it logs must hold no traceback."""
     port = unused_port()
     document = configuration({"up": upstream})
     document["server"] = {"port": port, **server}
-    (root / "policies").mkdir()
-    (root / "policies" / "default.yaml").write_text(POLICY)
+    (root / "policies").mkdir(exist_ok=True)
+    (root / "policies" / "default.yaml").write_text(policy)
     (root / "tierline.yaml").write_text(yaml.safe_dump(document))
     command = [sys.executable, "-m", "gateway", "--config", str(root / "tierline.yaml")]
     with (root / "log").open("wb") as output:

@@ -176,6 +176,21 @@ def test_settings_travel_with_the_decision(tmp_path: Path) -> None:
     assert (found.policy, found.policy_version) == ("p", chosen.version)
 
 
+def test_what_becomes_of_a_stream_whose_client_leaves_is_the_rules_or_the_policys(tmp_path: Path) -> None:
+    body = """\
+on_abort: {mode: count}
+routes:
+  - {when: stream, tier: small, on_abort: {mode: drain, max_time: 2m, max_tokens: 100}}
+  - {when: messages > 3, tier: small}
+"""
+    chosen = loaded(tmp_path, body)
+    drained = decide(chosen, Facts(stream=True)).on_abort
+    assert (drained.mode, drained.max_time, drained.max_tokens) == ("drain", 120.0, 100)
+    for facts in (Facts(messages=4), Facts(), Facts(stream=True, pinned_tier="small"), Facts(stream=True, model="m")):
+        assert decide(chosen, facts).on_abort.mode == "count"
+    assert decide(loaded(tmp_path / "other", "default: small\n"), Facts()).on_abort.mode == "cancel"
+
+
 BODY: dict[str, Any] = {
     "model": "auto",
     "messages": [
