@@ -1,4 +1,8 @@
-"""Databases for the tests: SQLite in a file, and servers of the test run's own, PostgreSQL and Redis."""
+"""What tests of the gateway share: mock upstreams, a gateway in front of one, and databases.
+
+Databases are SQLite in a file, and servers of the test run's own, PostgreSQL and Redis. A module with an upstream of
+another kind, or a gateway of other settings, has a fixture of its own under the same name.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,38 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
+from bench.mock_anthropic import AnthropicWire
+from bench.mock_upstream import MockUpstream
 from bench.redis_server import RedisServer, server_binary
 from gateway.ledger.database import Database
+from tests.gateway.front_door import FrontDoor, configuration, front_door
+
+
+@pytest_asyncio.fixture
+async def upstream() -> AsyncIterator[MockUpstream]:
+    """A server of the OpenAI dialect."""
+    mock = MockUpstream()
+    await mock.start()
+    yield mock
+    await mock.stop()
+
+
+@pytest_asyncio.fixture
+async def claude() -> AsyncIterator[MockUpstream]:
+    """A server of the Anthropic dialect."""
+    mock = MockUpstream(AnthropicWire())
+    await mock.start()
+    yield mock
+    await mock.stop()
+
+
+@pytest_asyncio.fixture
+async def door(tmp_path: Path, upstream: MockUpstream) -> AsyncIterator[FrontDoor]:
+    """A gateway with the model `mock` on `upstream`."""
+    async with front_door(tmp_path, configuration({"up": upstream})) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

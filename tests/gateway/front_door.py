@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Mapping
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -124,3 +125,16 @@ async def front_door(
         yield FrontDoor(url, created.token, services, root, client, server)
     server.should_exit = True
     await task
+
+
+def events(text: str) -> list[Any]:
+    """The data of each event of a stream, decoded; `[DONE]` as it is."""
+    data = [block.removeprefix("data: ") for block in text.split("\n\n") if block.startswith("data: ")]
+    return [item if item == "[DONE]" else json.loads(item) for item in data]
+
+
+async def eventually(true: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    """Wait for something that no event announces."""
+    async with asyncio.timeout(timeout_s):
+        while not true():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)

@@ -10,7 +10,6 @@ import pytest
 import pytest_asyncio
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from bench.mock_anthropic import AnthropicWire
 from bench.mock_upstream import MockUpstream
 from gateway import settings
 from policies.yamlfile import InvalidFile
@@ -26,24 +25,8 @@ MODEL = {
 }
 
 
-@pytest_asyncio.fixture
-async def claude():
-    upstream = MockUpstream(AnthropicWire())
-    await upstream.start()
-    yield upstream
-    await upstream.stop()
-
-
-@pytest_asyncio.fixture
-async def mock():
-    upstream = MockUpstream()
-    await upstream.start()
-    yield upstream
-    await upstream.stop()
-
-
 @pytest.fixture
-def document(monkeypatch, claude, mock):
+def document(monkeypatch, claude, upstream):
     """The settings of a gateway with all of its models on the Anthropic server."""
     monkeypatch.setenv("CLAUDE_KEY", "sk-ant-secret")
     models = {
@@ -51,7 +34,7 @@ def document(monkeypatch, claude, mock):
         "cut": {**MODEL, "upstream_model": "cut,after=5"},
         "full": {**MODEL, "upstream_model": "status,status=529"},
     }
-    made = configuration({"claude": claude, "plain": mock}, models)
+    made = configuration({"claude": claude, "plain": upstream}, models)
     made["backends"]["claude"] |= {"dialect": "anthropic", "api_key_env": "CLAUDE_KEY", "attempts": 1}
     for backend in made["backends"].values():
         backend["timeouts"] = {"connect_s": 20}
@@ -141,13 +124,13 @@ async def test_what_it_has_no_word_for(door: FrontDoor, claude: MockUpstream) ->
     assert await door.rows() == []
 
 
-async def test_another_server_has_the_word(tmp_path: Path, document: dict[str, Any], mock: MockUpstream) -> None:
+async def test_another_server_has_the_word(tmp_path: Path, document: dict[str, Any], upstream: MockUpstream) -> None:
     document["models"]["plain"] = {**MODEL, "backend": "plain"}
     async with front_door(tmp_path, document) as door:
         answer = await door.chat("auto", seed=7)
     assert answer.status_code == 200
     assert answer.headers["x-tierline-backend"] == "plain"
-    assert sent(mock)["seed"] == 7
+    assert sent(upstream)["seed"] == 7
 
 
 def problems(tmp_path: Path, **backend: Any) -> str:

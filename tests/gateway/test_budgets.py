@@ -27,8 +27,7 @@ from tests.gateway.exact_upstream import (
     settled_and_held,
     stop_the_clock,
 )
-from tests.gateway.front_door import POLICY, PRICE, FrontDoor, configuration, front_door
-from tests.gateway.test_front_door import events, eventually
+from tests.gateway.front_door import POLICY, PRICE, FrontDoor, configuration, events, eventually, front_door
 
 
 @pytest_asyncio.fixture

@@ -16,18 +16,15 @@ CAPABLE = {"vision": "eyes", "json_schema": "json", "reasoning": "thinker", "too
 
 
 @pytest_asyncio.fixture
-async def door(tmp_path: Path) -> AsyncIterator[FrontDoor]:
+async def door(tmp_path: Path, upstream: MockUpstream) -> AsyncIterator[FrontDoor]:
     """`plain` can nothing but text and is alone in its tier; each of the others has one capability."""
-    mock = MockUpstream()
-    await mock.start()
     models: dict[str, Any] = {
         "plain": {"tier": "small", "backend": "up", "price": PRICE, "max_output_tokens": 50, "context_length": 128}
     }
     for capability, name in CAPABLE.items():
         models[name] = {"tier": "xlarge", "backend": "up", "price": PRICE, "capabilities": [capability]}
-    async with front_door(tmp_path, configuration({"up": mock}, models)) as running:
+    async with front_door(tmp_path, configuration({"up": upstream}, models)) as running:
         yield running
-    await mock.stop()
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}

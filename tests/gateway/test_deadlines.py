@@ -1,4 +1,4 @@
-"""What a client's deadline does once its answer has begun; test_front_door and test_caching show the time before it."""
+"""What a client's deadline does once its answer has begun; test_backend_faults and test_caching: before."""
 
 from __future__ import annotations
 

@@ -17,14 +17,6 @@ from tiers.features import estimate_prompt_tokens
 
 
 @pytest_asyncio.fixture
-async def upstream():
-    mock = MockUpstream()
-    await mock.start()
-    yield mock
-    await mock.stop()
-
-
-@pytest_asyncio.fixture
 async def door(tmp_path, upstream):
     models = {
         "mock": {"tier": "small", "backend": "main", "price": PRICE},

@@ -11,42 +11,20 @@ import json
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import pytest_asyncio
 import yaml
 
 from bench.mock_upstream import MockUpstream
 from tests.conftest import unused_port
-from tests.gateway.front_door import POLICY, FrontDoor, configuration, front_door
+from tests.gateway.front_door import POLICY, FrontDoor, configuration, eventually, front_door
 
 MESSAGES = [{"role": "user", "content": "hi"}]
-
-
-@pytest_asyncio.fixture
-async def upstream() -> AsyncIterator[MockUpstream]:
-    mock = MockUpstream()
-    await mock.start()
-    yield mock
-    await mock.stop()
-
-
-@pytest_asyncio.fixture
-async def door(tmp_path: Path, upstream: MockUpstream) -> AsyncIterator[FrontDoor]:
-    async with front_door(tmp_path, configuration({"up": upstream})) as running:
-        yield running
-
-
-async def eventually(true: Callable[[], bool]) -> None:
-    """Wait for something that no event announces."""
-    async with asyncio.timeout(20):
-        while not true():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 def request(door: FrontDoor, body: bytes, *, length: int | None = None, headers: str = "") -> bytes:

@@ -22,14 +22,6 @@ HELLO = "Name three rivers."
 
 
 @pytest_asyncio.fixture
-async def upstream() -> AsyncIterator[MockUpstream]:
-    mock = MockUpstream()
-    await mock.start()
-    yield mock
-    await mock.stop()
-
-
-@pytest_asyncio.fixture
 async def claude() -> AsyncIterator[MockUpstream]:
     mock = MockUpstream(AnthropicWire())
     await mock.start()

@@ -160,14 +160,6 @@ async def test_keys_of_the_version_before_stay_good(database: Database) -> None:
 
 
 @pytest.fixture
-async def upstream() -> AsyncIterator[MockUpstream]:
-    mock = MockUpstream()
-    await mock.start()
-    yield mock
-    await mock.stop()
-
-
-@pytest.fixture
 async def door(tmp_path: Path, upstream: MockUpstream) -> AsyncIterator[FrontDoor]:
     models = {"mock": {"tier": "small", "backend": "up", "max_output_tokens": 100, "price": PRICE}}
     async with front_door(tmp_path, configuration({"up": upstream}, models)) as running:

@@ -30,12 +30,6 @@ async def upstream() -> AsyncIterator[MockUpstream]:
     await mock.stop()
 
 
-@pytest_asyncio.fixture
-async def door(tmp_path: Path, upstream: MockUpstream) -> AsyncIterator[FrontDoor]:
-    async with front_door(tmp_path, configuration({"up": upstream})) as running:
-        yield running
-
-
 # -- what every answer says of the limits ------------------------------------------------------------------------------
 
 LIMITS = {"requests_per_minute": 4, "tokens_per_minute": 10_000, "parallel": 3}

@@ -12,7 +12,6 @@ import pytest
 import pytest_asyncio
 
 from bench.mock_agent import ARGUMENTS, TEXT, THOUGHT, AgentWire
-from bench.mock_anthropic import AnthropicWire
 from bench.mock_upstream import MockUpstream
 from tests.gateway.front_door import PRICE, FrontDoor, configuration, front_door
 
@@ -27,14 +26,6 @@ ALL = ["tools", "reasoning", "json_schema", "vision"]
 @pytest_asyncio.fixture
 async def agent():
     upstream = MockUpstream(AgentWire())
-    await upstream.start()
-    yield upstream
-    await upstream.stop()
-
-
-@pytest_asyncio.fixture
-async def claude():
-    upstream = MockUpstream(AnthropicWire())
     await upstream.start()
     yield upstream
     await upstream.stop()

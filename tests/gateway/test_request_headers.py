@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import httpx
 import pytest
-import pytest_asyncio
 
-from bench.mock_upstream import MockUpstream
 from gateway.dialects.errors import BadRequest
 from gateway.http import Exchange
-from tests.gateway.front_door import FrontDoor, configuration, front_door
-
-
-@pytest_asyncio.fixture
-async def door(tmp_path: Path) -> AsyncIterator[FrontDoor]:
-    upstream = MockUpstream()
-    await upstream.start()
-    async with front_door(tmp_path, configuration({"up": upstream})) as running:
-        yield running
-    await upstream.stop()
+from tests.gateway.front_door import FrontDoor
 
 
 async def chat(door: FrontDoor, *headers: tuple[str, str | bytes], key: bool = True) -> httpx.Response:

@@ -12,7 +12,6 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from bench.mock_anthropic import AnthropicWire
 from bench.mock_upstream import MockUpstream
 from tests.gateway.front_door import PRICE, FrontDoor, configuration, front_door
 from tiers.features import estimate_prompt_tokens
@@ -23,23 +22,7 @@ COUNTED = 2095  # what the mock of an Anthropic server says
 
 
 @pytest_asyncio.fixture
-async def plain():
-    upstream = MockUpstream()
-    await upstream.start()
-    yield upstream
-    await upstream.stop()
-
-
-@pytest_asyncio.fixture
-async def claude():
-    upstream = MockUpstream(AnthropicWire())
-    await upstream.start()
-    yield upstream
-    await upstream.stop()
-
-
-@pytest_asyncio.fixture
-async def door(tmp_path, monkeypatch, plain, claude):
+async def door(tmp_path, monkeypatch, upstream, claude):
     monkeypatch.setenv("CLAUDE_KEY", "sk-ant-secret")
     model = {"tier": "small", "backend": "plain", "capabilities": ["tools"], "price": PRICE}
     models = {
@@ -47,7 +30,7 @@ async def door(tmp_path, monkeypatch, plain, claude):
         "claude": {**model, "backend": "claude", "upstream_model": "claude-9", "max_output_tokens": 5000},
         "busy": {**model, "backend": "claude", "upstream_model": "status,status=529", "max_output_tokens": 5000},
     }
-    document = configuration({"plain": plain, "claude": claude}, models)
+    document = configuration({"plain": upstream, "claude": claude}, models)
     document["backends"]["claude"] |= {"dialect": "anthropic", "api_key_env": "CLAUDE_KEY"}
     async with front_door(tmp_path, document) as door:
         yield door
