@@ -149,6 +149,7 @@ class Accounting:
         usage = from_openai(life.meter.usage, counted) or counted
         self._charge(row, usage)
         row.finish_reason = ",".join(sorted(set(life.meter.finish_reasons.values())))
+        row.set_answer_id(life.meter.answer_id)
         self._close(row, attempt, outcome)
         life.tokens += usage.total_tokens
         life.cost_nanousd += row.cost_nanousd

@@ -15,28 +15,28 @@ BYTES_PER_TOKEN = 4
 class Meter:
     """One answer's counts. `see` is called for every event, so it does little."""
 
-    __slots__ = ("bytes", "content_events", "finish_reasons", "upstream_model", "usage")
+    __slots__ = ("answer_id", "bytes", "content_events", "finish_reasons", "usage")
 
     def __init__(self) -> None:
         self.content_events = 0
         self.bytes = 0
         self.finish_reasons: dict[int, str] = {}
         self.usage: Usage | None = None
-        self.upstream_model: str | None = None
+        self.answer_id: str | None = None  # the backend's
 
     def restart(self) -> None:
         """The answer goes on in another attempt: from now on, count that one."""
         self.content_events = self.bytes = 0
         self.finish_reasons = {}
-        self.usage = self.upstream_model = None
+        self.usage = self.answer_id = None
 
     def see(self, chunk: ChatChunk, usage: Usage | None = None) -> None:
         """Take account of one event of a stream; `usage` is the attempt's own where it is not the chunk's."""
         if chunk.usage is not None:
             # Cumulative by convention: the last one counts, they are never summed.
             self.usage = usage or chunk.usage
-        if self.upstream_model is None:
-            self.upstream_model = chunk.model
+        if self.answer_id is None:
+            self.answer_id = chunk.id
         for choice in chunk.choices:
             size = _content_bytes(choice.delta)
             if choice.text:
@@ -51,7 +51,7 @@ class Meter:
     def see_whole(self, answer: ChatCompletion) -> None:
         """Take account of an answer that came in one piece."""
         self.usage = answer.usage
-        self.upstream_model = answer.model
+        self.answer_id = answer.id
         for choice in answer.choices:
             self.bytes += _content_bytes(choice.message) + _size(choice.text or "")
             if choice.finish_reason:

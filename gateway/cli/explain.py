@@ -1,4 +1,4 @@
-"""`tierline explain REQUEST_ID`: the decision and the ledger rows of one request."""
+"""`tierline explain ID`: the decision and the ledger rows of one request, named by its id or by its answer's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 def explain(
-    request_id: Annotated[str, typer.Argument(help="From the response header x-request-id, or a log line.")],
+    request_id: Annotated[
+        str, typer.Argument(metavar="ID", help="From the header x-request-id or a log line; or the id of the answer.")
+    ],
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
+from uuid import UUID
 
 import msgspec
-from sqlalchemy import ColumnElement, Label, case, func, select
+from sqlalchemy import ColumnElement, Label, case, func, literal_column, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.ledger.database import Database
@@ -117,9 +118,10 @@ class Explanation(msgspec.Struct, kw_only=True):
     rows: list[dict[str, Any]]
 
 
-async def explain(database: Database, request_id: str) -> Explanation | None:
-    """What is on record about a request, or None when nothing is."""
+async def explain(database: Database, named: str) -> Explanation | None:
+    """What is on record about a request, named by its id or by the id of its answer; None when nothing is."""
     async with database.read() as connection:
+        request_id = await _request_of(connection, named)
         text = await connection.scalar(select(decisions.c.json).where(decisions.c.request_id == request_id))
         statement = select(ledger).where(ledger.c.request_id == request_id).order_by(ledger.c.attempt)
         rows = [
@@ -130,6 +132,23 @@ async def explain(database: Database, request_id: str) -> Explanation | None:
     if text is None and not rows:
         return None
     return Explanation(request_id=request_id, decision=msgspec.json.decode(text) if text else None, rows=rows)
+
+
+async def _request_of(connection: AsyncConnection, named: str) -> str:
+    """The id of the request that has this answer. One that the gateway gave is made from the request's, else it is in
+    the ledger.
+    """
+    if named.startswith("req-"):
+        return named
+    _, _, unique = named.replace("_", "-").partition("-")
+    try:
+        made = f"req-{UUID(unique)}"
+    except ValueError:
+        made = named
+    # The condition without a parameter is the index's own: it is used only if it stands here.
+    named_so = (ledger.c.answer_id == named, ledger.c.answer_id != literal_column("''"))
+    given = select(ledger.c.request_id).where(*named_so)
+    return await connection.scalar(given.limit(1)) or made
 
 
 def parse_moment(text: str, now: datetime | None = None) -> datetime:

@@ -29,13 +29,15 @@ Outcome = Literal[
 OUTCOMES: Final[tuple[str, ...]] = Outcome.__args__  # type: ignore[attr-defined]
 
 MAX_ERROR_CHARACTERS: Final = 1000
+MAX_ANSWER_ID_CHARACTERS: Final = 128
 
 
 class LedgerRow(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One attempt: one call to one replica, or one answer from the cache, or one refusal.
 
     `ts_ms` is when the attempt started (UTC, milliseconds since 1970); it decides the day and the budget month.
-    `attempt` counts from 1 within `request_id`. Amounts are nano-dollars, durations milliseconds.
+    `attempt` counts from 1 within `request_id`. `answer_id` is the id that the backend gave its answer. Amounts are
+    nano-dollars, durations milliseconds.
     """
 
     attempt_id: str
@@ -72,6 +74,7 @@ class LedgerRow(msgspec.Struct, kw_only=True, omit_defaults=True):
     stream: bool = False
     tags: dict[str, str] = {}
     error: str = ""
+    answer_id: str = ""
 
     def set_usage(self, usage: Usage) -> None:
         self.input_tokens = usage.input_tokens
@@ -83,7 +86,11 @@ class LedgerRow(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     def set_error(self, message: str) -> None:
         """Keep the beginning of an error message (a row has a bounded size) as text that every store can hold."""
-        self.error = message[:MAX_ERROR_CHARACTERS].encode("utf-8", "replace").decode().replace("\x00", "")
+        self.error = _storable(message, MAX_ERROR_CHARACTERS)
+
+    def set_answer_id(self, answer_id: str | None) -> None:
+        """Keep a backend's id of its answer; likewise bounded."""
+        self.answer_id = _storable(answer_id or "", MAX_ANSWER_ID_CHARACTERS)
 
     def usage(self) -> Usage:
         return Usage(
@@ -109,6 +116,10 @@ class Decision(msgspec.Struct, kw_only=True, omit_defaults=True):
     model: str = ""
     features: dict[str, Any] = {}
     candidates: list[dict[str, Any]] = []
+
+
+def _storable(text: str, characters: int) -> str:
+    return text[:characters].encode("utf-8", "replace").decode().replace("\x00", "")
 
 
 def new_id() -> str:

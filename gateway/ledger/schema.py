@@ -19,11 +19,12 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    text,
 )
 from sqlalchemy import UniqueConstraint as Unique
 
 # The newest migration. A database that says so needs no migration, so alembic is not even imported.
-HEAD: Final = "0005"
+HEAD: Final = "0006"
 
 metadata = MetaData(
     naming_convention={
@@ -147,8 +148,10 @@ ledger = Table(
     Column("stream", Boolean, nullable=False),
     Column("tags", Text, nullable=False),  # JSON object
     Column("error", Text, nullable=False),
+    Column("answer_id", Text, nullable=False, server_default=""),
     Index(None, "ts_ms"),
     Index(None, "request_id"),
+    Index(None, "answer_id", sqlite_where=text("answer_id <> ''"), postgresql_where=text("answer_id <> ''")),
 )
 
 decisions = Table(

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from bench.mock_upstream import MockUpstream
+from gateway.ledger.reports import explain
 from tests.cache.conftest import Process
-from tests.gateway.front_door import PRICE, FrontDoor, configuration, front_door
+from tests.gateway.front_door import PRICE, FrontDoor, configuration, events, front_door
 
 POLICY = """\
 version: 1
@@ -25,14 +25,6 @@ cache: {mode: exact}
 """
 
 Open = Callable[..., AbstractAsyncContextManager[FrontDoor]]
-
-
-@pytest_asyncio.fixture
-async def upstream() -> AsyncIterator[MockUpstream]:
-    mock = MockUpstream()
-    await mock.start()
-    yield mock
-    await mock.stop()
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +78,23 @@ async def test_auto_and_the_model_that_it_chose_share_answers(open_door: Open, u
         assert again.json()["model"] == fresh.json()["model"] == "mock"
         assert again.headers["x-tierline-model"] == fresh.headers["x-tierline-model"] == "mock"
         assert [row["requested_model"] for row in await door.rows()] == ["auto", "mock"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_from_the_cache_has_an_id_of_its_own_that_leads_to_its_request(
+    open_door: Open, stream: bool
+) -> None:
+    async with open_door() as door:
+        fresh = await door.chat()
+        again = await door.chat(stream=stream)
+        assert again.headers["x-tierline-cache"] == "exact"
+        parts = [again.json()] if not stream else [part for part in events(again.text) if part != "[DONE]"]
+        (answer_id,) = {part["id"] for part in parts}
+        assert answer_id != fresh.json()["id"]
+        await door.rows()
+        found = await explain(door.services.database, answer_id)
+        assert found is not None
+        assert (found.request_id, found.rows[0]["outcome"]) == (again.headers["x-request-id"], "cache_hit")
 
 
 async def test_spelling_out_what_counts_anyway_is_the_same_request(open_door: Open, upstream: MockUpstream) -> None:

@@ -52,9 +52,9 @@ def test_complete_when_every_choice_has_ended() -> None:
 
 def test_a_whole_answer() -> None:
     meter = Meter()
-    answer = {"model": "m", "choices": [{"message": {"content": "abcdefgh"}, "finish_reason": "stop"}]}
+    answer = {"id": "a-1", "choices": [{"message": {"content": "abcdefgh"}, "finish_reason": "stop"}]}
     meter.see_whole(msgspec.convert(answer, ChatCompletion))
-    assert (meter.counted_output(), meter.finish_reasons, meter.upstream_model) == (2, {0: "stop"}, "m")
+    assert (meter.counted_output(), meter.finish_reasons, meter.answer_id) == (2, {0: "stop"}, "a-1")
 
 
 def test_everything_that_a_whole_answer_holds_was_written() -> None:

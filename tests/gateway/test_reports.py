@@ -10,8 +10,10 @@ from typing import Any
 
 import msgspec
 import pytest
+import uuid_utils
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import event
 
 from gateway.access.keys import create_key
 from gateway.access.secret import ServerSecret
@@ -136,6 +138,36 @@ async def test_explain(database: Database) -> None:
     assert other is not None
     assert other.decision is None
     assert await explain(database, "nobody") is None
+
+
+async def test_explain_by_the_id_of_the_answer(database: Database) -> None:
+    unique = str(uuid_utils.uuid7())
+    vendors = "chatcmpl-of-a-vendor"
+    await database.insert_rows(
+        [row(request_id="r1", answer_id=vendors), row(request_id="r1", attempt=2), row(request_id=f"req-{unique}")]
+    )
+    for name, request_id, attempts in (
+        (vendors, "r1", 2),
+        (f"chatcmpl-{unique}", f"req-{unique}", 1),
+        (f"msg_{unique.replace('-', '')}", f"req-{unique}", 1),
+    ):
+        found = await explain(database, name)
+        assert found is not None, name
+        assert (found.request_id, len(found.rows)) == (request_id, attempts)
+    for name in ("", "chatcmpl-", f"chatcmpl-{uuid_utils.uuid7()}", "chatcmpl-of-a-vendor2"):
+        assert await explain(database, name) is None, name
+
+
+async def test_answers_are_found_by_index(database: Database) -> None:
+    if database.dialect != "sqlite":
+        pytest.skip("PostgreSQL reads so small a table as a whole")
+    asked: list[str] = []
+    event.listen(database.engine.sync_engine, "before_cursor_execute", lambda *seen: asked.append(seen[2]))
+    assert await explain(database, "somebody") is None
+    (statement,) = (statement for statement in asked if "answer_id =" in statement)
+    async with database.read() as connection:
+        plan = await connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", ("somebody", 1, 0))
+        assert "USING INDEX ix_ledger_answer_id" in str(plan.all())
 
 
 async def test_what_nobody_can_make_is_refused(tmp_path: Path) -> None:
