@@ -17,10 +17,10 @@ from urllib.parse import unquote
 
 import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from edge.cycle import Cycle
+from edge.cycle import LEAVING, Cycle
 from edge.limits import (
     LINGER_S,
     MAX_FRAMING_BYTES,
@@ -61,7 +61,8 @@ class Connection(HttpToolsProtocol):
         self.state = cast(State, self.server_state)
         self.limits = self.state.limits
         self._stage = _BETWEEN
-        self._running: RequestResponseCycle | None = None
+        self._running: Cycle | None = None
+        self.cycle: Cycle = None  # type: ignore[assignment]  # as uvicorn has it: none before the first request
         self._served = False  # whether a request was answered
         self._fed = 0  # bytes that the parser is at
         self._hosts = 0
@@ -216,6 +217,7 @@ class Connection(HttpToolsProtocol):
             keep_alive=version != "1.0" and self.parser.should_keep_alive(),
             on_response=self.on_response_complete,
         )
+        self.cycle.leaving = scope[LEAVING] = []
         if before is None or before.response_complete:
             self._start_asgi_task(self.cycle, self.app)
         else:
@@ -259,19 +261,20 @@ class Connection(HttpToolsProtocol):
         self.flow.resume_reading()
         self._idle_since = self.loop.time()
         if self.pipeline:
-            self._running, app = self.pipeline.pop()
-            self._start_asgi_task(self._running, app)
+            cycle, app = self.pipeline.pop()
+            self._running = cast(Cycle, cycle)
+            self._start_asgi_task(cycle, app)
 
     def resume_writing(self) -> None:
         self._unread = None
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        # The request that runs, and the newest one.
+        for cycle in (self._running, self.cycle):
+            if cycle is not None:
+                cycle.leave()
         super().connection_lost(exc)
-        # uvicorn tells only the newest of several requests; the one that runs must hear of it too.
-        if self._running is not None:
-            self._running.disconnected = True
-            self._running.message_event.set()
         self.pipeline.clear()
 
     def _refuse(self, why: Refused) -> None:
@@ -283,9 +286,7 @@ class Connection(HttpToolsProtocol):
                 self.pipeline.popleft()
             elif self._running is faulty:
                 self._running = None
-            if not faulty.response_complete:
-                faulty.disconnected = True
-                faulty.message_event.set()
+            faulty.leave()
         if self._running is not None:
             last = self.pipeline[0][0] if self.pipeline else self._running
             last.keep_alive = False
@@ -335,7 +336,7 @@ class Connection(HttpToolsProtocol):
 
     def sweep(self, now: float) -> None:
         """End what has taken too long by `now`, on the clock of the event loop; keep a silent stream alive."""
-        running = cast("Cycle | None", self._running)
+        running = self._running
         if running is not None and running.sign_of_life and not self.transport.is_closing():
             running.keep_alive_by(now, self.state.silence_s)
         if self._takes_nothing(now):

@@ -8,12 +8,16 @@ keeps it alive sends that when nothing else was sent for a while. Closing is lef
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
+# In a request's scope: a list of functions that are called when the client leaves before the answer is complete.
+LEAVING = "tierline.leaving"
 _NO_BODY = frozenset((204, 304))
+# Header names in an application's answer are in lower case, by ASGI.
+_FRAMING = frozenset((b"content-length", b"transfer-encoding", b"connection"))
 
 
 class Cycle(RequestResponseCycle):
@@ -23,6 +27,16 @@ class Cycle(RequestResponseCycle):
     sign_of_life = b""  # what an idle stream sends, as a chunk of the body
     _silent = False  # nothing was sent since the latest sweep
     _silent_since = 0.0
+    leaving: Sequence[Callable[[], None]] = ()  # what the scope has as `LEAVING`
+
+    def leave(self) -> None:
+        """The client is gone, or nothing that it sends is listened to any more."""
+        if self.disconnected or self.response_complete:
+            return
+        self.disconnected = True
+        self.message_event.set()
+        for left in self.leaving:
+            left()
 
     async def send(self, message: Any) -> None:
         """ASGI's `send`. The start of a stream may say what keeps it alive while it is idle, as `tierline.keep_alive`:
@@ -53,15 +67,16 @@ class Cycle(RequestResponseCycle):
             self.keep_alive = False  # its body may come or not: nothing behind it could be told from it
         self.waiting_for_100_continue = False
         for name, value in (*self.default_headers, *headers):
-            lines.append(b"%b: %b" % (name, value))
-            match name.lower():
-                case b"content-length":
-                    self.expected_content_length = int(value)
-                    self.chunked_encoding = False
-                case b"transfer-encoding":
-                    raise RuntimeError("the server chooses the transfer encoding itself")
-                case b"connection" if b"close" in value.lower():
-                    self.keep_alive, closes = False, True
+            lines.append(name + b": " + value)
+            if name not in _FRAMING:
+                continue
+            if name == b"content-length":
+                self.expected_content_length = int(value)
+                self.chunked_encoding = False
+            elif name == b"transfer-encoding":
+                raise RuntimeError("the server chooses the transfer encoding itself")
+            elif b"close" in value.lower():
+                self.keep_alive, closes = False, True
         if not self.keep_alive and not closes:
             lines.append(b"connection: close")
         if self.chunked_encoding is None and self.scope["method"] != "HEAD" and status not in _NO_BODY:

@@ -22,7 +22,7 @@ from gateway.ledger.rows import Decision, LedgerRow, Outcome, new_id, now_ms
 from gateway.ledger.usage import Usage, from_openai
 from gateway.life import Life
 from policies.evaluate import Decision as PolicyDecision
-from policies.explain import shown
+from policies.explain import recorded
 from policies.facts import Facts
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ class Accounting:
 
 def _features(life: Life, decision: PolicyDecision, facts: Facts) -> dict[str, Any]:
     """What the rules saw, in numbers and labels; the texts among the facts stay out."""
-    seen = shown(facts, texts=False)
+    seen = recorded(facts)
     if decision.auto is not None:
         seen["p_success"] = decision.auto.p_success
     if decision.rule_errors:

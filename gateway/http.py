@@ -13,6 +13,7 @@ from typing import Any
 import uuid_utils
 
 from backends.protocol import whole_number
+from edge.cycle import LEAVING
 from edge.limits import READ_TIMEOUT
 from gateway.dialects.errors import BadRequest, RequestTimeout, TooLarge
 
@@ -31,7 +32,7 @@ SSE_HEADERS: tuple[Header, ...] = (
 
 
 # A request with two of these asks for two things at once: to choose one would be a guess, with keys a dangerous one.
-_ONCE = frozenset({b"authorization", b"x-api-key", b"x-tierline-deadline-ms", b"x-tierline-tier"})
+_ONCE = frozenset({b"authorization", b"idempotency-key", b"x-api-key", b"x-tierline-deadline-ms", b"x-tierline-tier"})
 
 
 class ClientGone(Exception):
@@ -43,10 +44,10 @@ class Exchange:
 
     __slots__ = (
         "_headers",
+        "_left",
         "_receive",
         "_send",
         "_task",
-        "_watcher",
         "gone",
         "received_at",
         "request_id",
@@ -59,8 +60,8 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._headers: dict[bytes, bytes] | None = None
-        self._watcher: asyncio.Task[None] | None = None
         self._task: asyncio.Task[Any] | None = None
+        self._left: Callable[[], None] | None = None
         self.received_at = time.monotonic()
         self.request_id = f"req-{uuid_utils.uuid7()}"
         self.started = False  # whether the answer's status line has been sent
@@ -120,23 +121,36 @@ class Exchange:
     def watch(self) -> None:
         """From now on, cancel the current task when the client leaves; `gone` then says why."""
         self._task = asyncio.current_task()
-        self._watcher = asyncio.create_task(self._wait_for_disconnect())
+        self.scope[LEAVING].append(self._client_left)
 
-    async def _wait_for_disconnect(self) -> None:
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                break
-        self.gone = True
+    def _client_left(self) -> None:
+        if self._left is not None:
+            self._left()
+        else:
+            self.leave()
+
+    def leave(self) -> None:
+        """Nobody waits for the answer: end the request, unless it has been given whole."""
         if self._task is not None:
+            self.gone = True
             self._task.cancel()
+
+    def detach(self, send: Send, left: Callable[[], None]) -> Send:
+        """From now on the answer goes to `send`, and the client's leaving calls `left` instead of ending the request.
+
+        Returns: the way to the client.
+        """
+        to_client, self._send, self._left = self._send, send, left
+        return to_client
+
+    def attach(self, send: Send) -> None:
+        """Undo `detach`."""
+        self._send, self._left = send, None
 
     def unwatch(self) -> None:
         """The answer is complete: a client that closes now has lost nothing."""
         self._task = None
-        if self._watcher is not None:
-            self._watcher.cancel()
-            self._watcher = None
+        self.scope[LEAVING].clear()
 
     async def start(self, status: int, headers: Iterable[Header], keep_alive: bytes = b"") -> None:
         """Send status line and headers. `keep_alive`: what the server sends whenever the stream is silent for long."""

@@ -6,26 +6,19 @@ The same text for `tierline policy explain`, the console and the log; `as_json` 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import cel
 
 from policies.evaluate import Decision, decide
 from policies.expression import ConditionError
-from policies.facts import PROFILE_VARIABLES, TEXT_VARIABLES, VARIABLES, Facts
+from policies.facts import PLAIN_VARIABLES, PROFILE_VARIABLES, TEXT_VARIABLES, VARIABLES, Facts
 from policies.load import Policy, PolicySet, Rule, Subject
 
 _LONG = 60  # characters of a text variable that are worth showing
-# Names of variables, in their order, by whether the classifier was asked and whether texts are wanted.
-_NAMES = {
-    (profile, texts): tuple(
-        name
-        for name in VARIABLES
-        if (profile or name not in PROFILE_VARIABLES) and (texts or name not in TEXT_VARIABLES)
-    )
-    for profile in (True, False)
-    for texts in (True, False)
-}
+_PLAIN = tuple(name for name in VARIABLES if name in PLAIN_VARIABLES and name not in TEXT_VARIABLES)
+_plain = attrgetter(*_PLAIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +112,21 @@ def target(rule: Rule) -> str:
     return f"model {rule.route.model}" if rule.route.model else f"tier {rule.route.tier}"
 
 
-def shown(facts: Facts, *, texts: bool = True) -> dict[str, Any]:
-    """The variables and their values; long texts are cut, those of the classifier appear where it was asked.
+def recorded(facts: Facts) -> dict[str, Any]:
+    """The variables and their values without what people wrote: for records. Made for every request."""
+    values = dict(zip(_PLAIN, _plain(facts), strict=True))
+    values["temperature"] = round(facts.temperature, 3)
+    values["tags"] = list(facts.tags)
+    values["budget"] = {"used": facts.budget_used}
+    if facts.profile is not None:
+        for name, value in facts.variables(PROFILE_VARIABLES).items():
+            values[name] = round(value, 3) if isinstance(value, float) else value
+    return values
 
-    Without `texts`, what people wrote is left out: for records.
-    """
-    names = _NAMES[facts.profile is not None, texts]
-    values = facts.variables(names)
+
+def shown(facts: Facts) -> dict[str, Any]:
+    """The variables and their values; long texts are cut, those of the classifier appear where it was asked."""
+    values = facts.variables(name for name in VARIABLES if facts.profile is not None or name not in PROFILE_VARIABLES)
     for name, value in values.items():
         if isinstance(value, float):
             values[name] = round(value, 3)

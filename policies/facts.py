@@ -57,7 +57,7 @@ MEMBERS: Final[dict[str, dict[str, str]]] = {"budget": {"used": "double"}}
 # Variables that need the classifier; a policy that uses none of them (and no `tier: auto`) does not pay for it.
 PROFILE_VARIABLES: Final = frozenset({"task", "task_confidence", "complexity", "in_distribution"})
 # Variables that are fields of `Facts` by the same name and of the same type.
-_PLAIN: Final = VARIABLES.keys() - PROFILE_VARIABLES - {"budget", "tags"}
+PLAIN_VARIABLES: Final = VARIABLES.keys() - PROFILE_VARIABLES - {"budget", "tags"}
 # Variables that hold what people wrote: for rules only, never for logs or records.
 TEXT_VARIABLES: Final = frozenset({"system_text", "user_text"})
 
@@ -97,7 +97,7 @@ class Facts(msgspec.Struct, frozen=True):
         Raises:
             ValueError: a variable of the classifier is asked for and there is no profile.
         """
-        return {name: getattr(self, name) if name in _PLAIN else self._variable(name) for name in names}
+        return {name: getattr(self, name) if name in PLAIN_VARIABLES else self._variable(name) for name in names}
 
     def _variable(self, name: str) -> Any:
         if name in PROFILE_VARIABLES:

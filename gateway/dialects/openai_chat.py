@@ -44,9 +44,9 @@ class OpenAIChat:
             validate(request)
         except InvalidRequest as error:
             raise bad_request(error) from None
-        for name, advice in _REFUSED.items():
-            if payload.get(name) not in (None, False, []):  # an empty `web_search_options` asks for a search
-                raise BadRequest(advice, code="unsupported_parameter", param=name)
+        for name in _REFUSED.keys() & payload:
+            if payload[name] not in (None, False, []):  # an empty `web_search_options` asks for a search
+                raise BadRequest(_REFUSED[name], code="unsupported_parameter", param=name)
         choices = request.n or 1
         return Asked(
             operation="chat",
