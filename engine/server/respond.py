@@ -4,8 +4,8 @@
                      └ refused, busy, down: that status, as one error object
 
 The status waits for the first token, so it tells the truth. A fault after that is an error event without `[DONE]`,
-never a clean end. A client that leaves, streaming or not, aborts all its answers at once; one that does not read for
-`SEND_TIMEOUT_SECONDS` is treated as gone.
+never a clean end. A client that leaves, streaming or not, aborts all its answers at once; one that does not read leaves
+when the HTTP edge loses patience with it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,8 @@ from engine.detokenizer import Delta
 from engine.server.dialect import Choice, Dialect
 from engine.server.errors import ApiError, as_api_error
 
-SEND_TIMEOUT_SECONDS = 60.0
 _DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
-
-
-class ClientGone(Exception):
-    """Nobody reads the answer any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +60,7 @@ async def respond(client: EngineClient, job: Job, receive: Receive, send: Send) 
             await response.stream()
         else:
             await response.collect()
-    except (AnswerAborted, ClientGone):
+    except AnswerAborted:
         pass  # nobody is there to be told
     finally:
         watcher.cancel()
@@ -84,7 +79,7 @@ class _Response:
     def __init__(self, client: EngineClient, job: Job, answers: Sequence[Answer], send: Send) -> None:
         self._job = job
         self._answers = answers
-        self._send_message = send
+        self._send = send  # waits only while the client reads slower than we write; meanwhile its news is merged
         self._started = False
         # One chunk at a time: the choices of a stream are written by one task each.
         self._lock = asyncio.Lock()
@@ -119,7 +114,7 @@ class _Response:
                 await self._stream_choice(0, self._answers[0])
             else:
                 await _all_or_none([self._stream_choice(i, answer) for i, answer in enumerate(self._answers)])
-        except (AnswerAborted, ClientGone):
+        except AnswerAborted:
             raise
         except EngineError as error:
             api_error = as_api_error(error, self._job.dialect.prompt_field)
@@ -175,14 +170,6 @@ class _Response:
 
     async def _write(self, data: bytes, *, more: bool) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
-
-    async def _send(self, message: dict[str, Any]) -> None:
-        try:
-            # Blocks only while the client reads slower than we write; meanwhile its news is merged.
-            async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
-                await self._send_message(message)
-        except (TimeoutError, OSError) as error:
-            raise ClientGone from error
 
     def _usage(self) -> dict[str, Any]:
         leaders = self._answers[:: self._job.n]

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from engine.server import respond as module
 from engine.server.errors import ApiError
 from engine.server.respond import Job, respond
 from tests.engine.fake_core import CRASH, FAIL_ROW, SLOW
@@ -100,16 +99,24 @@ async def test_a_client_that_reads_slowly_gets_few_large_events_and_the_whole_te
         assert len(texts) <= 4
 
 
-async def test_a_client_that_does_not_read_at_all_is_given_up(monkeypatch):
-    monkeypatch.setattr(module, "SEND_TIMEOUT_SECONDS", 0.05)
+@pytest.mark.parametrize("choices", [1, 2])
+async def test_a_client_that_does_not_read_at_all_is_given_up_when_the_edge_does(choices):
+    """Its patience is tested in tests/edge: then the disconnect is told, and what is being written returns."""
     async with engine() as client:
         peer = Peer()
         peer.reads.clear()
-        await respond(client, job(generation([SLOW, 1], 900)), peer.receive, peer.send)
-        samples = await settled(client)
-        assert samples["tierline_engine_running_requests"] == 0
-        assert samples["tierline_engine_aborts_total"] == 1
-        assert peer.events == [], "nothing that looks like an end"
+        answers = [generation([SLOW, number], 900) for number in range(choices)]
+        task = asyncio.create_task(respond(client, job(*answers), peer.receive, peer.send))
+        while (await settled(client))["tierline_engine_running_requests"] < choices or not peer.sent:
+            pass
+        peer.left.set()
+        while (await settled(client))["tierline_engine_running_requests"]:
+            pass  # its pages are free though a write still waits
+        assert not task.done()
+        peer.reads.set()
+        await task
+        assert (await settled(client))["tierline_engine_aborts_total"] == choices
+        assert all('"finish_reason"' not in event and event != "[DONE]" for event in peer.events)
 
 
 @pytest.mark.parametrize("stream", [True, False])
