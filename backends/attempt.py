@@ -132,7 +132,8 @@ class Event(msgspec.Struct, gc=False):
     `usage` exists even if the client did not ask for it, because the backend is always asked to report usage. `dialect`
     is the one that `raw` is written in; `done` marks the server's own last event, `idle` one that only keeps the
     connection alive: it is relayed, but does not count as progress. `usage` is that of the attempt where `chunk.usage`
-    is that of an answer which several attempts made.
+    is that of an answer which several attempts made. `chat` is for `backends.openai.chat_event`: the event in the common
+    form, once it has been written so.
     """
 
     raw: bytes
@@ -142,14 +143,16 @@ class Event(msgspec.Struct, gc=False):
     dialect: str = "openai"
     idle: bool = False
     usage: Usage | None = None
+    chat: Event | None = None
 
 
 class Answer(msgspec.Struct, gc=False):
-    """A plain answer: the body as received, in `dialect`, and what it says in the common form."""
+    """A plain answer: the body as received, in `dialect`, and what it says in the common form; `chat` as in `Event`."""
 
     body: bytes
     completion: ChatCompletion
     dialect: str = "openai"
+    chat: bytes | None = None
 
 
 class BackendError(Exception):

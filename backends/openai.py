@@ -111,13 +111,15 @@ OPENAI = OpenAIDialect()
 
 
 def chat_event(event: Event) -> Event:
-    """An event in this dialect, whatever the server's: written from its chunk if it has another's bytes.
+    """An event in this dialect, whatever the server's: written from its chunk, once, if it has another's bytes.
 
     Usage stands in a chunk of its own, without choices, as clients of this dialect expect it.
     """
     chunk = event.chunk
     if event.dialect == OPENAI.name or chunk is None:
         return event
+    if event.chat is not None:
+        return event.chat
     fields = {"id": chunk.id, "object": "chat.completion.chunk", "created": chunk.created, "model": chunk.model}
     choices = [
         {"index": c.index, "delta": c.delta, "logprobs": c.logprobs, "finish_reason": c.finish_reason}
@@ -125,13 +127,16 @@ def chat_event(event: Event) -> Event:
     ]
     usage = {} if choices else {"usage": chunk.usage}
     data = msgspec.json.encode({**fields, "choices": choices, **usage})
-    return Event(b"data: " + data + b"\n\n", data, chunk, event.done)
+    event.chat = Event(b"data: " + data + b"\n\n", data, chunk, event.done)
+    return event.chat
 
 
 def chat_body(answer: Answer) -> bytes:
-    """A plain answer in this dialect, whatever the server's."""
+    """A plain answer in this dialect, whatever the server's; written once, as an event is."""
     if answer.dialect == OPENAI.name:
         return answer.body
+    if answer.chat is not None:
+        return answer.chat
     whole = answer.completion
     fields = {"id": whole.id, "object": "chat.completion", "created": whole.created, "model": whole.model}
     choices = [
@@ -144,7 +149,8 @@ def chat_body(answer: Answer) -> bytes:
         }
         for c in whole.choices
     ]
-    return msgspec.json.encode({**fields, "choices": choices, "usage": whole.usage})
+    answer.chat = msgspec.json.encode({**fields, "choices": choices, "usage": whole.usage})
+    return answer.chat
 
 
 def decode_chunk(data: bytes) -> ChatChunk:

@@ -215,6 +215,7 @@ def test_events_for_chat_clients():
             assert written is found
             continue
         assert written.raw == b"data: " + written.data + b"\n\n"
+        assert chat_event(found) is written, "for the client, for the cache and for a rescue, but written once"
         assert (written.dialect, written.done, written.chunk) == ("openai", found.done, found.chunk)
         chunks.append(msgspec.json.decode(written.data))
         assert reader.read((written.raw, written.data, b"")).chunk.choices == found.chunk.choices
@@ -238,6 +239,7 @@ def test_answers_for_chat_clients():
     )
     found = ANTHROPIC.answer(body, CALL)
     found.completion.created = 7
+    assert chat_body(found) is chat_body(found), "likewise"
     assert msgspec.json.decode(chat_body(found)) == {
         "id": "msg_1",
         "object": "chat.completion",
