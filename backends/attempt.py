@@ -132,8 +132,8 @@ class Event(msgspec.Struct, gc=False):
     `usage` exists even if the client did not ask for it, because the backend is always asked to report usage. `dialect`
     is the one that `raw` is written in; `done` marks the server's own last event, `idle` one that only keeps the
     connection alive: it is relayed, but does not count as progress. `usage` is that of the attempt where `chunk.usage`
-    is that of an answer which several attempts made. `chat` is for `backends.openai.chat_event`: the event in the common
-    form, once it has been written so.
+    is that of an answer which several attempts made. `chat` is the event as `backends.openai.chat_event` wrote it in
+    the common form.
     """
 
     raw: bytes
