@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-import cel
 import msgspec
 from msgspec.structs import replace
 
+from policies import cel
 from policies.expression import ConditionError
 from policies.facts import Facts
 from policies.load import Policy, Rule, Subject

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-import cel
-
+from policies import cel
 from policies.evaluate import Decision, decide
 from policies.expression import ConditionError
 from policies.facts import PLAIN_VARIABLES, PROFILE_VARIABLES, TEXT_VARIABLES, VARIABLES, Facts

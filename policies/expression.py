@@ -9,9 +9,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-import cel
-
-from policies import typecheck
+from policies import cel, typecheck
 from policies.facts import PROFILE_VARIABLES, VARIABLES
 from policies.typecheck import Fault
 

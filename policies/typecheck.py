@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-import cel
-
+from policies import cel
 from policies.facts import MEMBERS, VARIABLES, Variable
 
 # Result types of the functions and methods that the library has.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import cel
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from policies import cel
 from policies.expression import ConditionError, InvalidCondition, compile_condition
 from policies.facts import MEMBERS, VARIABLES, Facts
 from tiers.task import default_classifier
