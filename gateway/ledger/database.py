@@ -11,10 +11,10 @@ import fcntl
 import logging
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import msgspec
 from sqlalchemy import Connection, Insert, Table, event, text
@@ -32,7 +32,8 @@ logger = logging.getLogger("tierline.ledger")
 _MIGRATION_LOCK: Final = 0x7469_6572
 _BUSY_TIMEOUT_MS: Final = 5000
 # Rows per statement, largest first: any batch takes few statements, and few distinct ones, which drivers keep prepared.
-_CHUNKS: Final = (128, 64, 32, 16, 8, 4, 2, 1)
+_CHUNKS: Final = (32, 16, 8, 4, 2, 1)
+_Item = TypeVar("_Item")
 _FIELDS: Final = LedgerRow.__struct_fields__
 # Text that clients and servers choose; the rest is ours.
 _FOREIGN: Final = tuple(_FIELDS.index(name) for name in ("requested_model", "finish_reason", "error"))
@@ -160,8 +161,8 @@ class Database:
             How many ledger rows were new.
         """
         async with self.write() as connection:
-            new = await self._insert(connection, ledger, [_ledger_values(row) for row in rows])
-            await self._insert(connection, decisions, [_decision_values(decision) for decision in reasons])
+            new = await self._insert(connection, ledger, rows, _ledger_values)
+            await self._insert(connection, decisions, reasons, _decision_values)
         return new
 
     def insert_if_absent(self, table: Table, **values: Any) -> Insert:
@@ -169,13 +170,19 @@ class Database:
         insert = postgresql.insert if self.dialect == "postgresql" else sqlite.insert
         return insert(table).values(**values).on_conflict_do_nothing()
 
-    async def _insert(self, connection: AsyncConnection, table: Table, values: list[tuple[Any, ...]]) -> int:
+    async def _insert(
+        self,
+        connection: AsyncConnection,
+        table: Table,
+        items: Sequence[_Item],
+        values: Callable[[_Item], Sequence[Any]],
+    ) -> int:
         # One statement per chunk, not one per row: with SQLite each statement is a trip through the interpreter lock,
-        # which a busy event loop would make cost milliseconds.
+        # which a busy event loop would make cost milliseconds. Nor one for all: requests wait while it is put together.
         new = start = 0
         for size in _CHUNKS:
-            while len(values) - start >= size:
-                flat = tuple(value for row in values[start : start + size] for value in row)
+            while len(items) - start >= size:
+                flat = tuple([value for item in items[start : start + size] for value in values(item)])
                 result = await connection.exec_driver_sql(self._insert_statement(table, size), flat)
                 new += result.rowcount
                 start += size

@@ -27,6 +27,7 @@ logger = logging.getLogger("tierline.ledger")
 
 # Records per transaction: preparing them holds up the event loop for about a millisecond.
 BATCH_RECORDS: Final = 256
+_AT_ONCE: Final = 32  # records that are read before others get their turn
 INTERVAL_S: Final = 0.25
 # While the database is down: how long until the next try, doubling from the interval.
 MAX_BACKOFF_S: Final = 10.0
@@ -114,7 +115,7 @@ class LedgerWriter:
             if self._behind_since is None:
                 self._behind_since = time.monotonic()
             start = self._position
-            rows, decisions, position = self._read()
+            rows, decisions, position = await self._read()
             if position == start:
                 self._behind_since = None
                 return False
@@ -134,12 +135,15 @@ class LedgerWriter:
             await self._clean(position)
             return True
 
-    def _read(self) -> tuple[list[LedgerRow], list[Decision], Position]:
+    async def _read(self) -> tuple[list[LedgerRow], list[Decision], Position]:
+        """The next batch. Requests get their turn in between: a whole batch at once would be a millisecond of delay."""
         rows: list[LedgerRow] = []
         decisions: list[Decision] = []
         position = self._position
-        while len(rows) + len(decisions) < self._batch_records:
+        while (taken := len(rows) + len(decisions)) < self._batch_records:
             frame = next(self._frames, None)
+            if taken % _AT_ONCE == _AT_ONCE - 1:
+                await asyncio.sleep(0)
             if frame is None:
                 following = self._refill(position)
                 if following is None:
