@@ -24,6 +24,7 @@ from gateway.dialects.errors import (
     Unavailable,
 )
 from gateway.http import Exchange
+from gateway.idempotency.step import idempotency_key
 from gateway.ledger.prices import estimate
 from gateway.life import Life
 from gateway.logs import log
@@ -87,11 +88,8 @@ def read_headers(life: Life) -> None:
         life.tags = _tags(tags)
     if (directives := exchange.header(b"x-tierline-cache")) is not None:
         life.cache_directives = _cache_directives(directives)
-    if exchange.header(b"idempotency-key") is not None:
-        raise BadRequest(
-            "'idempotency-key' is not supported yet, so a repeated request would be billed twice; leave it out.",
-            code="unsupported_header",
-        )
+    if (key := exchange.header(b"idempotency-key")) is not None:
+        life.idempotency_key = idempotency_key(key)
 
 
 def _tags(header: str) -> dict[str, str]:

@@ -42,6 +42,8 @@ def outcome_of(life: Life) -> tuple[Outcome, str | None]:
     """How the request ended, and what went wrong if something did."""
     if life.exchange.gone and not life.delivered():
         return "cancelled", "the client closed the connection"
+    if life.replay_of is not None and life.error is None:
+        return "replayed", None
     if life.error is None:
         return ("cache_hit" if life.cache in ("exact", "semantic") else "success"), None
     if life.error.code == "not_in_cache":
@@ -94,6 +96,7 @@ def _log(life: Life, outcome: Outcome, error: str | None) -> None:
         model=row.model if row else None,
         fallback=life.fallback,
         cache=life.cache,
+        replay_of=life.replay_of,
         input_tokens=row.input_tokens if row else None,
         output_tokens=row.output_tokens if row else None,
         cost_usd=f"{life.cost_nanousd / 1e9:.9f}",

@@ -26,6 +26,8 @@ from policies.load import Policy
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
+    from gateway.idempotency.recorder import Recorder
+
 
 class Life(msgspec.Struct, eq=False):
     """One request. `served` is the ledger row of the answer that the client got, once there is one."""
@@ -42,6 +44,9 @@ class Life(msgspec.Struct, eq=False):
     tags: dict[str, str] = {}
     cache_directives: frozenset[str] = frozenset()
     deadline: float | None = None  # monotonic
+    idempotency_key: str | None = None
+    recorder: Recorder | None = None  # of the first request with the key
+    replay_of: str | None = None  # the request whose answer this one gets, because it has the key of that one
 
     # decide
     policy: Policy | None = None

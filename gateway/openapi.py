@@ -19,7 +19,9 @@ _ERRORS = {
     "401": "The API key is missing, unknown, expired or revoked.",
     "403": "The key may not use this model.",
     "404": "The model is unknown.",
+    "409": "The answer to this idempotency key was too large to be kept.",
     "413": "The body is larger than the configured limit.",
+    "422": "The idempotency key belongs to another request.",
     "429": "A rate limit or a budget is exhausted; `retry-after` says when to try again.",
     "502": "The backend answered with something that is not an answer.",
     "503": "No backend can answer now.",
@@ -30,6 +32,7 @@ _REQUEST_HEADERS = {
     "x-tierline-cache": "no-cache (do not read), no-store (do not write), only-if-cached (answer 504 on a miss).",
     "x-tierline-tags": "Comma-separated NAME=VALUE pairs that go into the ledger row.",
     "x-tierline-deadline-ms": "Give up after this many milliseconds, all attempts together.",
+    "idempotency-key": "The same request with the same key gets the first one's answer, and is billed once.",
 }
 _RESPONSE_HEADERS = {
     "x-request-id": "Id of this request, as in the ledger and in `tierline explain`.",
@@ -40,6 +43,7 @@ _RESPONSE_HEADERS = {
     "x-tierline-cache": "miss, exact, semantic or bypass.",
     "x-tierline-cache-score": "Similarity of a semantic hit.",
     "x-tierline-fallback": "Why another tier than the one decided on answered.",
+    "idempotent-replayed": "true: the answer of an earlier request with the same idempotency key.",
     "x-tierline-cost-usd": "Cost of a non-streaming answer; a stream carries it in its usage chunk.",
     "x-ratelimit-limit-requests": "Requests per minute allowed.",
     "x-ratelimit-remaining-requests": "Requests left in this window.",

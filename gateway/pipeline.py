@@ -1,6 +1,7 @@
 """The life of a request that reaches models, top to bottom; the same for every dialect.
 
-    authenticate → read → route (policy, task, tier) → admit (limits and hold, one round trip)
+    authenticate → read ──idempotency key known: the answer of the first request with it──► end
+      → route (policy, task, tier) → admit (limits and hold, one round trip)
       → look up in the cache ──hit───────────────────────┐
       → dispatch (retry, fail over) → relay, metering    │
       → ledger row, hold settled ←───────────────────────┘ → remember in the cache
@@ -54,6 +55,8 @@ async def serve(dialect: Dialect, services: Services, exchange: Exchange) -> Non
         exchange.watch()
         life.asked = dialect.parse(body)
         services.begin_span(life)
+        if life.idempotency_key is not None and await services.idempotency.repeated(life, body):
+            return
         await recall(services, life)
         await route(services, life)
         accounting.decided()
@@ -82,7 +85,11 @@ async def serve(dialect: Dialect, services: Services, exchange: Exchange) -> Non
         exchange.unwatch()
         if in_flight:
             services.metrics.in_flight.dec()
-        await finish(services, life, accounting)
+        try:
+            await finish(services, life, accounting)
+        finally:
+            if life.recorder is not None:
+                await life.recorder.close()
 
 
 async def fail(life: Life, accounting: Accounting, error: GatewayError) -> None:

@@ -28,6 +28,7 @@ from gateway.access.keystore import KeyStore
 from gateway.access.queue import AdmissionQueue
 from gateway.access.secret import load_secret
 from gateway.backend_metrics import BackendCollector
+from gateway.idempotency.step import Idempotency, open_idempotency
 from gateway.ledger.database import Database
 from gateway.ledger.journal import Journal
 from gateway.ledger.prices import PriceBook
@@ -64,6 +65,7 @@ class Services:
     database: Database
     keys: KeyStore
     limiter: MemoryLimiter | SharedLimiter
+    idempotency: Idempotency
     queue: AdmissionQueue
     estimator: OutputEstimator
     journal: Journal
@@ -138,9 +140,12 @@ class Services:
         )
         self.metrics.queued.set_function(lambda: self.queue.waiting)
         self.estimator = OutputEstimator()
-        self.keys = KeyStore(self.database, load_secret(data_dir / "secret"), settings.default_limits)
+        secret = load_secret(data_dir / "secret")
+        self.keys = KeyStore(self.database, secret, settings.default_limits)
         await self.keys.start()
         stack.push_async_callback(self.keys.stop)
+        self.idempotency = await open_idempotency(settings, secret, self.metrics)
+        stack.push_async_callback(self.idempotency.close)
         self.cache = None
         if settings.cache.enabled:
             socket = settings.run_path("cache.sock")
@@ -242,6 +247,7 @@ class Services:
         while True:
             self.metrics.holds.set(self.limiter.open_holds)
             self.metrics.limiter_degraded.set(1 if self.limiter.degraded else 0)
+            self.idempotency.observe()
             self.metrics.journal_lag.set(self.writer.lag_rows)
             self.metrics.cache_connected.set(1 if self.cache is not None and self.cache.connected else 0)
             for name, pool in self.pools.items():

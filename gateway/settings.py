@@ -192,6 +192,20 @@ class ResponsesSettings(Strict):
     )
 
 
+class IdempotencySettings(Strict):
+    """Answers kept for requests that are sent again with their `Idempotency-Key`: in each process, and in Redis where
+    `storage.redis_url` names one, with the same bounds there for all processes together."""
+
+    ttl_seconds: float = Field(86_400, gt=0, description="How long an answer can be given again.")
+    max_entries: int = Field(100_000, ge=1, description="The oldest answers go first.")
+    max_bytes: int = Field(
+        128 * 1024 * 1024, ge=1 << 20, description="Likewise; an answer larger than an eighth of it is not kept."
+    )
+    finish_seconds: float = Field(
+        120.0, ge=0, description="How long a request with a key runs on when its client has left."
+    )
+
+
 class TelemetrySettings(Strict):
     service_name: str = "tierline"
     otlp_endpoint: str | None = Field(None, description="Base URL of an OTLP/HTTP collector; default: no export.")
@@ -248,6 +262,7 @@ class Settings(Strict):
     engines: dict[str, EngineSettings] = {}
     failover: FailoverSettings = FailoverSettings()
     cache: CacheSettings = CacheSettings()
+    idempotency: IdempotencySettings = IdempotencySettings()
     responses: ResponsesSettings = ResponsesSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     default_limits: LimitSettings = LimitSettings()

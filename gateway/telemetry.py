@@ -107,6 +107,24 @@ class Metrics:
             ["outcome"],
             registry,
         )
+        self.idempotent = Counts(
+            "tierline_idempotent_requests_total",
+            "Requests with an idempotency key: first, local (first, Redis away), joined, replayed, reused, too_large.",
+            ["result"],
+            registry,
+        )
+        self.idempotent_answers = Gauge(
+            "tierline_idempotent_answers", "Answers kept for their idempotency keys by this process.", registry=registry
+        )
+        self.idempotent_bytes = Gauge(
+            "tierline_idempotent_bytes", "Memory that this process's answers take, running ones too.", registry=registry
+        )
+        self.idempotent_evicted = Counts(
+            "tierline_idempotent_evicted_total",
+            "Answers forgotten before their time to make room, in this process's memory or by it in Redis.",
+            ["where"],
+            registry,
+        )
         self.decisions = Counts(
             "tierline_decisions_total", "Routing decisions.", ["policy", "rule", "tier", "fallback"], registry
         )

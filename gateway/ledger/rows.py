@@ -24,6 +24,7 @@ Outcome = Literal[
     "refused",  # not run: limit, budget, policy or an invalid request
     "cache_hit",  # answered from the cache
     "interrupted",  # the gateway died; written when it started again
+    "replayed",  # of a request only: it had the idempotency key, and so the answer, of another
     "not_cached",  # of a request only, no row has it: not in the cache, and the client wanted nothing else
 ]
 OUTCOMES: Final[tuple[str, ...]] = Outcome.__args__  # type: ignore[attr-defined]

@@ -159,7 +159,7 @@ async def test_a_body_over_the_limit_is_refused_early(tmp_path: Path, upstream: 
         ("x-tierline-deadline-ms", "²", "invalid_request"),
         ("x-tierline-deadline-ms", "9" * 5000, "invalid_request"),
         ("x-tierline-deadline-ms", "0", "invalid_request"),
-        ("idempotency-key", "abc", "unsupported_header"),
+        ("idempotency-key", "a b", "invalid_idempotency_key"),
     ],
 )
 async def test_headers_that_cannot_be_honoured_are_refused(door: FrontDoor, name: str, value: str, code: str) -> None:
