@@ -17,6 +17,7 @@ from gateway.access.principal import AuthenticationError, Principal
 from gateway.candidates import select
 from gateway.dialects.errors import (
     BadRequest,
+    GatewayError,
     NotFound,
     OutOfBudget,
     RateLimited,
@@ -252,14 +253,43 @@ async def admit(services: Services, life: Life, *, free: bool = False) -> None:
             "The request's deadline passed while it waited for others to end.", status=504, code="backend_deadline"
         ) from None
     except Refused as error:
-        services.metrics.limited.labels(error.limit).inc()
-        life.standing = error.standing
-        headers = error.headers()
-        if error.retry_after_s > LONGEST_RETRY_S:
-            headers["x-should-retry"] = "false"
-        kind = OutOfBudget if isinstance(error, BudgetExhausted) else RateLimited
-        raise kind(error.message, headers=headers) from None
+        raise _over_limit(services, life, error) from None
     life.standing = life.grant.standing
+
+
+async def count_fault(services: Services, life: Life, fault: GatewayError) -> GatewayError:
+    """Take a request at fault, refused before it was admitted, off the requests per minute: they bound such ones too.
+
+    Returns:
+        What to tell the client: the fault, or that the limit is exceeded.
+    """
+    principal, policy = life.principal, life.policy
+    if principal is None or life.grant is not None or not 400 <= fault.status < 500 or fault.status == 429:
+        return fault
+    known = principal.scopes if policy is None else _scopes(principal, policy)
+    scopes = tuple(
+        Scope(scope.id, scope.requests_per_minute, label=scope.label)
+        for scope in known
+        if scope.requests_per_minute is not None
+    )
+    if not scopes:
+        return fault
+    try:
+        await services.limiter.admit(Admission(life.request_id, scopes, 0, 0, services.settings.hold_ttl_seconds))
+    except Refused as error:
+        return _over_limit(services, life, error)
+    life.standing = await services.limiter.settle(life.request_id, 0, 0)
+    return fault
+
+
+def _over_limit(services: Services, life: Life, error: Refused) -> GatewayError:
+    services.metrics.limited.labels(error.limit).inc()
+    life.standing = error.standing
+    headers = error.headers()
+    if error.retry_after_s > LONGEST_RETRY_S:
+        headers["x-should-retry"] = "false"
+    kind = OutOfBudget if isinstance(error, BudgetExhausted) else RateLimited
+    return kind(error.message, headers=headers)
 
 
 def _set_aside(services: Services, life: Life, principal: Principal) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gateway.accounting import Accounting
-from gateway.admission import admit, authenticate, read_headers, route
+from gateway.admission import admit, authenticate, count_fault, read_headers, route
 from gateway.caching import Turn, give
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.errors import GatewayError, Unavailable
@@ -77,7 +77,7 @@ async def serve(dialect: Dialect, services: Services, exchange: Exchange) -> Non
         if not exchange.gone:  # the server is stopping and the time to drain is over
             await fail(life, accounting, Unavailable("The gateway is shutting down; try again.", code="shutting_down"))
     except GatewayError as error:
-        await fail(life, accounting, error)
+        await fail(life, accounting, await count_fault(services, life, error))
     except Exception:
         logger.exception("request %s failed inside the gateway", life.request_id)
         await fail(life, accounting, GatewayError("The gateway failed on this request; its id helps to find out why."))

@@ -14,7 +14,7 @@ import msgspec
 
 from backends.attempt import Call
 from backends.counting import NotCounted, count_input
-from gateway.admission import admit, authenticate, read_headers, route
+from gateway.admission import admit, authenticate, count_fault, read_headers, route
 from gateway.dialects.anthropic_messages import MESSAGES
 from gateway.dialects.errors import GatewayError
 from gateway.dispatching import native_headers
@@ -38,7 +38,8 @@ async def count_tokens(services: Services, exchange: Exchange) -> None:
         life.status = 200
         headers += [*life.headers(), (b"x-tierline-model", life.candidates[0].model.encode("latin-1", "replace"))]
         headers.append((b"x-tierline-count", how))
-    except GatewayError as error:
+    except GatewayError as fault:
+        error = await count_fault(services, life, fault)
         life.status = error.status
         body = MESSAGES.error(error, life.request_id)
         headers += [*life.headers(), *((name.encode(), value.encode()) for name, value in error.headers.items())]
