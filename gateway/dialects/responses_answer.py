@@ -117,8 +117,8 @@ class ResponsesWriter:
             choice = completion.choices[0]
             message, finish = choice.message, choice.finish_reason
             last = "incomplete" if finish in _INCOMPLETE else "completed"
-            if message.reasoning_content:
-                output.append(reasoning_item(f"rs_{self._hex}_0", message.reasoning_content, self._summary))
+            if thoughts := message.thoughts:
+                output.append(reasoning_item(f"rs_{self._hex}_0", thoughts, self._summary))
             parts = [text(message.content, choice.logprobs)] if message.content else []
             parts += [refusal(message.refusal)] if message.refusal else []
             if parts:

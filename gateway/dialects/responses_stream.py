@@ -90,9 +90,9 @@ class StreamedOutput:
         delta = choice.delta
         if choice.logprobs:
             self._unsaid += _logprobs(choice.logprobs)
-        if delta.reasoning_content:
+        if thoughts := delta.thoughts:
             self._thinking(out)
-            self._fill(delta.reasoning_content, out)
+            self._fill(thoughts, out)
         if delta.content:
             self._part("output_text", out)
             self._fill(delta.content, out)

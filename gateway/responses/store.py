@@ -40,6 +40,12 @@ _PURGED_AT_ONCE: Final = 100
 _DAY_MS: Final = 86_400_000
 _T = TypeVar("_T")
 
+_LATEST: Final = func.max(responses.c.created_ms)
+_TOTAL: Final = select(func.coalesce(func.sum(responses.c.body_bytes), 0))
+_CONVERSATIONS: Final = select(responses.c.conversation_id, func.sum(responses.c.body_bytes)).group_by(
+    responses.c.conversation_id
+)
+
 
 class StoreUnavailable(Exception):
     """The database did not do it, or not in time."""
@@ -168,37 +174,35 @@ class ResponseStore:
         Returns:
             How many answers are gone.
         """
-        latest = func.max(responses.c.created_ms)
-        grouped = select(responses.c.conversation_id, func.sum(responses.c.body_bytes)).group_by(
-            responses.c.conversation_id
-        )
-        expired = grouped.having(latest <= now_ms() - self._keep_ms).limit(_PURGED_AT_ONCE)
-        oldest = grouped.order_by(latest, responses.c.conversation_id).limit(_PURGED_AT_ONCE)
         gone = 0
-        while ids := [id for id, _ in await self._rows(expired)]:
-            gone += await self._delete(ids)
-        while (excess := await self._excess()) > 0:
-            ids = []
-            for id, size in await self._rows(oldest):
-                if excess > 0:
-                    ids.append(id)
-                    excess -= int(size)
-            gone += await self._delete(ids)
+        while found := await self._delete_expired():
+            gone += found
+        while await self._excess() and (found := await self._make_room()):
+            gone += found
         return gone
+
+    async def _delete_expired(self) -> int:
+        expired = _CONVERSATIONS.having(now_ms() - self._keep_ms >= _LATEST).limit(_PURGED_AT_ONCE)
+        async with self._database.write() as connection:
+            ids = list((await connection.execute(expired)).scalars())
+            return await _delete(connection, ids)
 
     async def _excess(self) -> int:
         """Bytes over `max_bytes`."""
-        ((total,),) = await self._rows(select(func.coalesce(func.sum(responses.c.body_bytes), 0)))
-        return int(total) - self._max_bytes
-
-    async def _rows(self, query: Select[Any]) -> list[tuple[Any, ...]]:
         async with self._database.read() as connection:
-            return [tuple(row) for row in await connection.execute(query)]
+            return max(0, int(await connection.scalar(_TOTAL) or 0) - self._max_bytes)
 
-    async def _delete(self, conversations: Sequence[str]) -> int:
+    async def _make_room(self) -> int:
+        """Choose and delete in one transaction, so that two processes at it do not delete twice as much."""
+        ids: list[str] = []
         async with self._database.write() as connection:
-            matching = responses.c.conversation_id.in_(conversations)
-            return (await connection.execute(delete(responses).where(matching))).rowcount
+            excess = int(await connection.scalar(_TOTAL) or 0) - self._max_bytes
+            oldest = _CONVERSATIONS.order_by(_LATEST, responses.c.conversation_id).limit(_PURGED_AT_ONCE)
+            for id, size in (await connection.execute(oldest)).all():
+                if excess > 0:
+                    ids.append(id)
+                    excess -= int(size)
+            return await _delete(connection, ids)
 
     async def _purge_often(self) -> None:
         while True:
@@ -274,6 +278,11 @@ def _chain(last: Kept) -> CTE:
     step = select(older.c.id, older.c.previous_id, chain.c.depth + 1)
     own = (older.c.id == chain.c.previous_id) & (older.c.project_id == last.project_id)
     return chain.union_all(step.join_from(chain, older, own))
+
+
+async def _delete(connection: AsyncConnection, conversations: Sequence[str]) -> int:
+    found = await connection.execute(delete(responses).where(responses.c.conversation_id.in_(conversations)))
+    return found.rowcount
 
 
 def _reason(error: BaseException) -> str:

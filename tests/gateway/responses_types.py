@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import httpx
 from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
@@ -115,3 +115,15 @@ def folded(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 assert event[field] == text
     assert open_item is None
     return output
+
+
+def types_of(union: Any) -> set[str]:
+    """The `type` of each member of a union of typed dictionaries, where it has one that is fixed."""
+    found: set[str] = set()
+    for member in get_args(union):
+        hint = get_type_hints(member).get("type")
+        while hint is not None and get_origin(hint) is not Literal:
+            hint = next((argument for argument in get_args(hint) if argument is not type(None)), None)
+        if hint is not None:
+            found.update(get_args(hint))
+    return found

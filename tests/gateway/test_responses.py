@@ -16,9 +16,10 @@ from pydantic import BaseModel
 
 from bench.mock_agent import ARGUMENTS, TEXT, THOUGHT, AgentWire
 from bench.mock_upstream import MockUpstream
-from bench.mock_wire import OpenAIWire, Record, http_answer, sse
+from gateway.ledger.reports import explain
 from tests.gateway.front_door import PRICE, FrontDoor, configuration, front_door
 from tests.gateway.responses_types import checked_response, events, folded
+from tests.gateway.script_wire import ScriptWire
 
 ALL = ["tools", "reasoning", "json_schema", "vision", "logprobs"]
 TOOLS: list[Any] = [
@@ -32,52 +33,6 @@ TOOLS: list[Any] = [
     {"type": "function", "name": "now", "parameters": None, "strict": None},
 ]
 HELLO = "Name three rivers."
-
-
-class ScriptWire(OpenAIWire):
-    """Says what a test wrote down: `message` whole, or `deltas` one by one."""
-
-    def __init__(self) -> None:
-        self.message: dict[str, Any] = {"role": "assistant", "content": "Yes."}
-        self.deltas: list[dict[str, Any]] = [{"content": "Yes."}]
-        self.finish_reason = "stop"
-        self.logprobs: list[dict[str, Any]] | None = None
-        self.usage: dict[str, Any] | None = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
-        self.more: dict[str, Any] = {}
-
-    def _fields(self, kind: str) -> dict[str, Any]:
-        return {"id": "chatcmpl-1", "object": kind, "created": 1, "model": "script-1", **self.more}
-
-    def answer(self, record: Record) -> bytes:
-        logprobs = {"content": self.logprobs} if self.logprobs else None
-        choice = {"index": 0, "message": self.message, "finish_reason": self.finish_reason, "logprobs": logprobs}
-        usage = {"usage": self.usage} if self.usage else {}
-        return http_answer(200, msgspec.json.encode({**self._fields("chat.completion"), "choices": [choice], **usage}))
-
-    def start(self, record: Record) -> bytes:
-        chunks = [self._chunk(delta, number) for number, delta in enumerate(self.deltas)]
-        return self._chunk({"role": "assistant", "content": ""}) + b"".join(chunks)
-
-    def text(self, record: Record, pad: bytes) -> bytes:
-        return b""
-
-    def finish(self, record: Record) -> bytes:
-        end = self._chunk({}, finish=self.finish_reason)
-        if self.usage:
-            end += sse(
-                msgspec.json.encode({**self._fields("chat.completion.chunk"), "choices": [], "usage": self.usage})
-            )
-        return end + sse(b"[DONE]")
-
-    def _chunk(self, delta: dict[str, Any], number: int = -1, finish: str | None = None) -> bytes:
-        tokens = self.logprobs[number : number + 1] if self.logprobs and number >= 0 else []
-        choice = {
-            "index": 0,
-            "delta": delta,
-            "finish_reason": finish,
-            "logprobs": {"content": tokens} if tokens else None,
-        }
-        return sse(msgspec.json.encode({**self._fields("chat.completion.chunk"), "choices": [choice]}))
 
 
 @pytest_asyncio.fixture
@@ -143,6 +98,9 @@ async def test_an_answer(door: FrontDoor, sdk: openai.AsyncOpenAI) -> None:
     assert (row["outcome"], row["input_tokens"], row["output_tokens"]) == ("success", 20, 9)
     # The id of the answer is that of its request.
     assert row["request_id"].removeprefix("req-").replace("-", "") == answer.id.removeprefix("resp_")
+    explained = await explain(door.services.database, answer.id)
+    assert explained is not None
+    assert explained.request_id == row["request_id"]
 
 
 async def test_the_object_is_complete_and_says_what_was_asked(door: FrontDoor) -> None:
