@@ -263,10 +263,16 @@ class EngineServer:
         if asked.messages is not None:
             msgspec.convert({"model": self._model.name, "messages": asked.messages}, ChatRequest)
             extras = ChatExtras(
-                add_generation_prompt=asked.add_generation_prompt, add_special_tokens=asked.add_special_tokens
+                add_generation_prompt=asked.add_generation_prompt,
+                add_special_tokens=asked.add_special_tokens,
+                continue_final_message=asked.continue_final_message,
+                chat_template_kwargs=asked.chat_template_kwargs,
             )
             return self._model.encode_chat(asked.messages, extras)
         assert asked.prompt is not None
+        for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+            if getattr(asked, name) is not None:
+                raise InvalidRequest(f"'{name}' goes with 'messages', not with 'prompt'.", param=name)
         return self._model.tokenizer.encode(asked.prompt, add_special=asked.add_special_tokens is not False)
 
     async def detokenize(self, request: Request) -> Response:

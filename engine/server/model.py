@@ -80,7 +80,7 @@ class Model:
         """
         opened = bool(extras.continue_final_message)
         if opened:
-            _check_open(messages[-1], extras)
+            _check_open(messages[-1] if messages else {}, extras)
         # OpenAI's newer name for the system role; templates know the older one.
         renamed = [{**m, "role": "system"} if m.get("role") == "developer" else m for m in messages]
         written = LiteralText(self.tokenizer.control_names)

@@ -44,13 +44,15 @@ class ChatExtras(Extras):
 
 
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """`POST /tokenize`: a text or a conversation."""
+    """`POST /tokenize`: a text or a conversation, with what decides which text the template makes of it."""
 
     model: str | None = None
     prompt: str | None = None
     messages: list[Json] | None = None
     add_special_tokens: bool | None = None
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: Json | None = None
     return_token_strs: bool = False
 
 

@@ -12,8 +12,13 @@ from tests.conftest import Stack
 
 @pytest.mark.parametrize("text", ["Hi", "Wie heißt die Hauptstadt von Frankreich? 😀"])
 @pytest.mark.parametrize("system", [None, "Be brief."])
-def test_the_count_is_what_the_answer_reports(tierline_stack: Stack, text: str, system: str | None) -> None:
+@pytest.mark.parametrize("prefill", [None, "The capital of"])
+def test_the_count_is_what_the_answer_reports(
+    tierline_stack: Stack, text: str, system: str | None, prefill: str | None
+) -> None:
     request: dict[str, Any] = {"model": "smollm2-135m", "messages": [{"role": "user", "content": text}]}
+    if prefill:
+        request["messages"].append({"role": "assistant", "content": prefill})
     if system:
         request["system"] = system
     with anthropic.Anthropic(base_url=tierline_stack.base_url, api_key=tierline_stack.key, max_retries=0) as client:

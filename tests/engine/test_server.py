@@ -184,6 +184,8 @@ def test_continue_final_message_goes_on_in_the_same_turn(server):
     assert answer["choices"][0]["message"]["content"].strip().startswith("Paris")
     prompt = server.post("/detokenize", tokens=answer["prompt_token_ids"]).json()["prompt"]
     assert prompt.endswith("The capital of France is")
+    counted = server.post("/tokenize", messages=messages, continue_final_message=True, add_generation_prompt=False)
+    assert counted.json()["tokens"] == answer["prompt_token_ids"]
     refused = server.post("/v1/chat/completions", **body, continue_final_message=True, add_generation_prompt=True)
     assert refused.status_code == 400
     assert server.post("/v1/chat/completions", messages=FRANCE, continue_final_message=True).status_code == 400

@@ -127,6 +127,9 @@ def test_what_completions_do_not_honour_is_refused(server, change, code, param):
         ({"prompt": "x", "texts": []}, "unknown_parameter", "texts"),
         ({"prompt": 1}, "invalid_type", "prompt"),
         ({}, "invalid_value", "prompt"),
+        ({"prompt": "x", "continue_final_message": True}, "invalid_value", "continue_final_message"),
+        ({"messages": [], "continue_final_message": True}, "invalid_value", "continue_final_message"),
+        ({"messages": FRANCE, "continue_final_message": True}, "invalid_value", "continue_final_message"),
     ],
 )
 def test_tokenize_names_the_field(server, body, code, param):
