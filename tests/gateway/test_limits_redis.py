@@ -48,7 +48,7 @@ def server(redis_binary: str) -> Iterator[RedisServer]:
 
 
 class Books:
-    """The ledger, for limiters that know no database: a row for each request, of this month and key `a`."""
+    """The ledger, for limiters that know no database: a row for each request, of this month, key `a` and team `t`."""
 
     def __init__(self) -> None:
         self.rows: dict[str, int] = {}
@@ -59,7 +59,8 @@ class Books:
         for _ in range(self.slowness):
             await asyncio.sleep(0)
         early = await without()
-        return {"key:a": sum(cost for request, cost in seen.items() if request not in early)}
+        total = sum(cost for request, cost in seen.items() if request not in early)
+        return {"key:a": total, "team:t": total}
 
     async def used_by(self, requests: Collection[str]) -> Mapping[str, tuple[int, int]]:
         return {request: (7, self.rows[request]) for request in requests if request in self.rows}
