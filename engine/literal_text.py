@@ -4,6 +4,9 @@ A chat template writes control tokens by name and the contents of messages betwe
 rendered, each such name in what the client wrote is replaced by one character of the private-use planes that occurs
 nowhere else; the tokenizer then reads these characters as the plain text that they stand for, and any name that is
 still there as the template's own. A conversation without such names is not touched.
+
+Tokens that are user-defined, not control (`<think>`), stay tokens wherever they stand, as in the libraries that models
+are trained with: templates look for them in earlier answers, and clients begin answers with them. They end no turn.
 """
 
 from __future__ import annotations
