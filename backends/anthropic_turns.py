@@ -26,13 +26,14 @@ _IMAGE_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 _TOOL_ID = re.compile(r"[a-zA-Z0-9_-]+")
 _arguments = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
-# The fields of a message that are read or mean nothing to another server, by role; `cache_control` is Anthropic's own.
+# The fields of a message that are read or mean nothing to another server, by role; `cache_control` is Anthropic's own,
+# and what the OpenAI SDK's helpers have `parsed` is said in the text as well.
 _COMMON = ("role", "content", "cache_control")
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     "system": _COMMON,
     "developer": _COMMON,
     "user": _COMMON,
-    "assistant": (*_COMMON, "refusal", "tool_calls", "annotations", "reasoning_content", "reasoning"),
+    "assistant": (*_COMMON, "refusal", "tool_calls", "annotations", "parsed", "reasoning_content", "reasoning"),
     "tool": (*_COMMON, "tool_call_id", "name"),
 }
 _PARTS: Mapping[str, tuple[str, ...]] = {
@@ -191,7 +192,7 @@ def _tool_use(call: Json, where: str) -> Block:
     if (call.get("type") or "function") != "function" or not isinstance(function, dict):
         raise CannotTranslate(f"Anthropic servers know calls of functions only, unlike '{where}'.", param=where)
     only(call, ("id", "type", "function", "index"), where)
-    only(function, ("name", "arguments"), f"{where}.function")
+    only(function, ("name", "arguments", "parsed_arguments"), f"{where}.function")
     if not isinstance(call.get("id"), str):
         raise CannotTranslate(
             f"'{where}.id' is missing: it says which result belongs to the call.", param=f"{where}.id"

@@ -1,7 +1,8 @@
 """A mock upstream in the OpenAI dialect that does what agents need: it thinks, calls the tools it gets, and answers.
 
 It thinks if asked to (`reasoning_effort`), calls each tool once where the last turn is the user's, the first with
-arguments and the others without, and else says what the tools returned. A stop string of the request ends its answer.
+arguments and the others without, and else says what the tools returned. A stop string of the request ends its answer,
+which is an object where the request wants JSON. It gives as many answers (`n`) and `logprobs` as are asked for.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from bench.mock_wire import OpenAIWire, Record, http_answer, sse
 
 THOUGHT = "Which rivers come to mind?"
 TEXT = "The Rhine, the Danube and the Loire."
+JSON_TEXT = '{"rivers": 3}'
+LOGPROB = {"token": "The", "logprob": -0.25, "bytes": [84, 104, 101], "top_logprobs": []}
 ARGUMENTS = '{"city": "Zürich", "days": 3}'
 USAGE = {
     "prompt_tokens": 20,
@@ -38,19 +41,26 @@ class AgentWire(OpenAIWire):
             message["reasoning_content"] = THOUGHT
         if calls:
             message["tool_calls"] = [_call(number, name, arguments) for number, (name, arguments) in enumerate(calls)]
-        choice = {"index": 0, "message": message, "finish_reason": _finish(calls, asked), "stop_reason": stop}
-        return http_answer(200, _encode({**_fields("chat.completion"), "choices": [choice], "usage": USAGE}))
+        choice = {"message": message, "finish_reason": _finish(calls, asked), "stop_reason": stop}
+        choice["logprobs"] = _logprobs(asked)
+        choices = [{"index": index, **choice} for index in range(asked.get("n") or 1)]
+        return http_answer(200, _encode({**_fields("chat.completion"), "choices": choices, "usage": USAGE}))
 
     def start(self, record: Record) -> bytes:
-        said = _chunk({"role": "assistant", "content": ""})
-        if _decode(record).get("reasoning_effort"):
+        asked = _decode(record)
+        first = {"role": "assistant", "content": ""}
+        said = b"".join(_chunk(first, index=index) for index in range(asked.get("n") or 1))
+        if asked.get("reasoning_effort"):
             said += _chunk({"reasoning_content": THOUGHT[:8]}) + _chunk({"reasoning_content": THOUGHT[8:]})
         return said
 
     def text(self, record: Record, pad: bytes) -> bytes:
         """The whole text in its second event, so that any number of chunks says the same."""
         asked = _decode(record)
-        return _chunk({"content": _text(asked)[0]}) if record.events == 1 and not _calls(asked) else b""
+        if record.events != 1 or _calls(asked):
+            return b""
+        said = {"content": _text(asked)[0]}
+        return b"".join(_chunk(said, index=index, logprobs=_logprobs(asked)) for index in range(asked.get("n") or 1))
 
     def finish(self, record: Record) -> bytes:
         asked = _decode(record)
@@ -61,7 +71,8 @@ class AgentWire(OpenAIWire):
             for piece in (arguments[:7], arguments[7:]):
                 if piece:
                     said += _chunk({"tool_calls": [{"index": number, "function": {"arguments": piece}}]})
-        said += _chunk({}, _finish(calls, asked), _text(asked)[1])
+        for index in range(asked.get("n") or 1):
+            said += _chunk({}, _finish(calls, asked), _text(asked)[1], index)
         if record.usage:
             said += sse(_encode({**_fields(), "choices": [], "usage": USAGE}))
         return said + sse(b"[DONE]")
@@ -86,6 +97,8 @@ def _text(asked: dict[str, Any]) -> tuple[str, str | None]:
     """What it says, and the stop string that ended it."""
     results = [str(message["content"]) for message in asked["messages"] if message["role"] == "tool"]
     text = "The tools say: " + "; ".join(results) if results else TEXT
+    if (asked.get("response_format") or {}).get("type") == "json_schema":
+        text = JSON_TEXT
     stops = asked.get("stop") or []
     for stop in [stops] if isinstance(stops, str) else stops:
         if stop in text:
@@ -103,8 +116,18 @@ def _call(number: int, name: str, arguments: str) -> dict[str, Any]:
     return {"id": f"call_mock{number:04}", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _chunk(delta: dict[str, Any], finish: str | None = None, stop: str | None = None) -> bytes:
-    choice = {"index": 0, "delta": delta, "finish_reason": finish, "stop_reason": stop}
+def _logprobs(asked: dict[str, Any]) -> dict[str, Any] | None:
+    return {"content": [LOGPROB], "refusal": None} if asked.get("logprobs") else None
+
+
+def _chunk(
+    delta: dict[str, Any],
+    finish: str | None = None,
+    stop: str | None = None,
+    index: int = 0,
+    logprobs: dict[str, Any] | None = None,
+) -> bytes:
+    choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish, "stop_reason": stop}
     return sse(_encode({**_fields(), "choices": [choice]}))
 
 

@@ -37,6 +37,7 @@ _USAGE = {"input_tokens": 12, "cache_creation_input_tokens": 3, "cache_read_inpu
 _COUNT, _COUNTED = "/messages/count_tokens", 2095
 _SIGNATURE = "c2lnbmF0dXJl"
 _THOUGHT = "Which rivers come to mind?"
+_JSON = '{"rivers": 3}'
 _TEXT = "The Rhine, the Danube and the Loire have shaped the towns on their banks."
 
 
@@ -168,7 +169,7 @@ class AnthropicWire:
         content: list[Json] = []
         if request.thinks:
             content.append({"type": "thinking", "thinking": _THOUGHT, "signature": _SIGNATURE})
-        content.append({"type": "text", "text": '{"rivers": 3}' if "format" in request.output_config else _TEXT})
+        content.append({"type": "text", "text": _JSON if "format" in request.output_config else _TEXT})
         content += [_call(number, name, given) for number, (name, given) in enumerate(calls)]
         message = _message(request, content, _usage(request)) | {"stop_reason": "tool_use" if calls else "end_turn"}
         return http_answer(200, msgspec.json.encode(message), extra=b"request-id: req_mock0001\r\n")
@@ -184,8 +185,11 @@ class AnthropicWire:
         return said + _block(int(request.thinks), {"type": "text", "text": ""})
 
     def text(self, record: Record, pad: bytes) -> bytes:
+        request = _read(record.body)
         text = f"t={time.monotonic_ns()} {pad.decode()}"
-        return _delta(int(_read(record.body).thinks), "text_delta", text=text)
+        if "format" in request.output_config:  # an object, in the first piece
+            text = _JSON if record.events == 1 else " "
+        return _delta(int(request.thinks), "text_delta", text=text)
 
     def finish(self, record: Record) -> bytes:
         request = _read(record.body)

@@ -61,7 +61,7 @@ _PATHS: Mapping[str, frozenset[str]] = {
 }
 _MODEL_PREFIX = "/v1/models/"
 _RESPONSE_PREFIX = f"{kept.PREFIX}resp_"
-_MESSAGES_PATH = "/v1/messages"  # here and below it, clients expect the errors of the Anthropic dialect
+_MESSAGES_PATH = "/v1/messages"  # here and below it, even clients that do not say so speak the Anthropic dialect
 
 
 class App:
@@ -124,7 +124,8 @@ def _find(exchange: Exchange) -> Handler:
     if route is not None:
         return route.handler
     if path in _PATHS:
-        allowed = ", ".join(sorted(_PATHS[path]))
+        methods = _PATHS[path] | {"HEAD"} if "GET" in _PATHS[path] else _PATHS[path]
+        allowed = ", ".join(sorted(methods))
         raise MethodNotAllowed(f"{path} takes {allowed}, not {method}.", headers={"allow": allowed})
     raise NotFound(f"There is nothing at {method} {path[:200]}. See /openapi.json.", code="unknown_url")
 
@@ -133,7 +134,11 @@ async def respond_error(exchange: Exchange, error: GatewayError) -> None:
     """Send an error answer, unless an answer has begun."""
     if exchange.started:
         return
-    headers = [JSON_TYPE, (b"x-request-id", exchange.request_id.encode())]
+    request_id = exchange.request_id
+    headers = [JSON_TYPE, (b"x-request-id", request_id.encode())]
     headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
-    say = MESSAGES.error if exchange.scope["path"].startswith(_MESSAGES_PATH) else errors.body
-    await exchange.respond(error.status, headers, say(error, exchange.request_id))
+    body = errors.body(error, request_id)
+    if exchange.scope["path"].startswith(_MESSAGES_PATH) or exchange.has(b"anthropic-version"):
+        headers.append((MESSAGES.request_id_header.encode(), request_id.encode()))
+        body = MESSAGES.error(error, request_id)
+    await exchange.respond(error.status, headers, body)

@@ -78,6 +78,10 @@ class Exchange:
         value = self._headers.get(name)
         return None if value is None else value.decode("latin-1")
 
+    def has(self, name: bytes) -> bool:
+        """Whether the request has a header of this lower-case name, even if something is wrong with its headers."""
+        return any(given == name for given, _ in self.scope["headers"])
+
     async def body(self, limit: int, deadline: float | None = None) -> bytes:
         """The whole request body. `deadline` is the client's own, in monotonic seconds; the server has one as well.
 

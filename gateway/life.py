@@ -102,6 +102,8 @@ class Life(msgspec.Struct, eq=False):
     def headers(self) -> list[Header]:
         """Tierline's response headers, as far as they are known."""
         pairs: list[tuple[str, str]] = [("x-request-id", self.request_id)]
+        if self.dialect.request_id_header != "x-request-id":
+            pairs.append((self.dialect.request_id_header, self.request_id))
         decision = self.decision
         if decision is not None:
             pairs.append(("x-tierline-policy", f"{decision.policy}@{decision.policy_version}"))

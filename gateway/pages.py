@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import unquote
 
 import msgspec
 from prometheus_client import generate_latest
@@ -21,21 +20,29 @@ _encoder = msgspec.json.Encoder()
 
 
 async def _json(exchange: Exchange, document: Any, status: int = 200) -> None:
-    headers = [JSON_TYPE, (b"x-request-id", exchange.request_id.encode())]
+    request_id = exchange.request_id.encode()
+    headers = [JSON_TYPE, (b"x-request-id", request_id)]
+    if exchange.has(b"anthropic-version"):
+        headers.append((b"request-id", request_id))
     await exchange.respond(status, headers, _encoder.encode(document))
 
 
 async def models(services: Services, exchange: Exchange) -> None:
-    """`GET /v1/models`: the models that this key may use, and `auto` if it can lead to one of them."""
+    """`GET /v1/models`: the models that this key may use, and `auto` if it can lead to one of them.
+
+    One list for clients of either dialect: what the one does not know it passes over.
+    """
     principal = await authenticate(services, exchange)
     names = usable_models(services, principal)
-    await _json(exchange, {"object": "list", "data": [_describe(services, name) for name in names]})
+    ends = {"first_id": names[0] if names else None, "last_id": names[-1] if names else None}
+    data = [_describe(services, name) for name in names]
+    await _json(exchange, {"object": "list", "data": data, "has_more": False, **ends})
 
 
 async def model(services: Services, exchange: Exchange) -> None:
     """`GET /v1/models/{model}`."""
     principal = await authenticate(services, exchange)
-    name = unquote(exchange.scope["path"].removeprefix("/v1/models/"))
+    name = exchange.scope["path"].removeprefix("/v1/models/")  # decoded by the server
     if name != "auto" and name not in services.settings.models:
         raise NotFound(f"The model '{name[:100]}' does not exist here.", code="model_not_found", param="model")
     if name not in usable_models(services, principal):
@@ -45,6 +52,7 @@ async def model(services: Services, exchange: Exchange) -> None:
 
 def _describe(services: Services, name: str) -> dict[str, Any]:
     described: dict[str, Any] = {"id": name, "object": "model", "created": 0, "owned_by": "tierline"}
+    described |= {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}  # Anthropic's names
     settings = services.settings.models.get(name)
     if settings is not None:
         described["tierline"] = {

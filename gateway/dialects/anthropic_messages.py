@@ -62,6 +62,7 @@ class AnthropicMessages:
 
     route = "messages"
     keep_alive = b'event: ping\ndata: {"type": "ping"}\n\n'
+    request_id_header = "request-id"
 
     def parse(self, body: bytes) -> Asked:
         native = decode(body)

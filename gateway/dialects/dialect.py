@@ -108,11 +108,13 @@ class Dialect(Protocol):
     """One kind of client. Stateless; the module's one instance is shared.
 
     `route` names it in ledger, metrics and logs; `keep_alive` is what an idle stream sends, between two
-    events, so that nobody on the way closes it.
+    events, so that nobody on the way closes it. `request_id_header` is where its
+    SDKs look for the id of a request.
     """
 
     route: str
     keep_alive: bytes
+    request_id_header: str
 
     def parse(self, body: bytes) -> Asked:
         """Read and check a request body.

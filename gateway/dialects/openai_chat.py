@@ -36,6 +36,7 @@ class OpenAIChat:
 
     route = "chat.completions"
     keep_alive = b": keep-alive\n\n"
+    request_id_header = "x-request-id"
 
     def parse(self, body: bytes) -> Asked:
         payload = decode(body)

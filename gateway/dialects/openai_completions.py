@@ -19,6 +19,7 @@ class OpenAICompletions:
 
     route = "completions"
     keep_alive = b": keep-alive\n\n"
+    request_id_header = "x-request-id"
 
     def parse(self, body: bytes) -> Asked:
         payload = decode(body, tokens="prompt")

@@ -42,6 +42,7 @@ class _Plain:
     """What both have in common: no streams, and the backend's answer as it is."""
 
     keep_alive = b""
+    request_id_header = "x-request-id"
 
     def writer(self, asked: Asked, request_id: str) -> Writer:
         return OpenAIWriter(request_id, wants_usage=False)

@@ -131,6 +131,7 @@ class OpenAIResponses:
 
     route = "responses"
     keep_alive = b": keep-alive\n\n"
+    request_id_header = "x-request-id"
 
     def parse(self, body: bytes) -> Asked:
         given = decode(body)
