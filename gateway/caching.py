@@ -79,6 +79,9 @@ class Turn:
             # Only the words of a chat are compared; what the common form cannot say would not be compared at all.
             life.cache_reason = asked.operation if asked.operation != "chat" else "native_only"
             return
+        if cache is None or policy.mode == "off":
+            life.cache_reason = "disabled" if cache is None else "policy"
+            return
         model = life.candidates[0].model
         defaults = services.model_defaults[model]
         allowed = eligibility.check(
@@ -86,11 +89,11 @@ class Turn:
             mode=policy.mode,
             allow_temperature=policy.allow_temperature,
             default_temperature=cast("float | None", defaults.get("temperature")),
-            scripts_covered=cache.scripts if cache is not None else frozenset(),
+            scripts_covered=cache.scripts,
         )
         life.cache_reason = allowed.reason
-        if allowed.mode == "off" or cache is None or cache.fingerprint is None:
-            life.cache_reason = allowed.reason or ("disabled" if cache is None else "unavailable")
+        if allowed.mode == "off" or cache.fingerprint is None:
+            life.cache_reason = allowed.reason or "unavailable"
             return
         self.mode = allowed.mode
         self.reads = "no-cache" not in directives

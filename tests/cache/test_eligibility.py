@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -47,7 +49,11 @@ def test_policy_off() -> None:
         ("not_a_question", {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}),
         ("not_a_question", ask(QUESTION) | {"messages": [{"role": "tool", "content": "4", "tool_call_id": "1"}]}),
         ("empty", ask("  \n")),
+        ("too_long", ask("Why is grass green and not blue? " * 3000)),
         ("time_bound", ask("What is the weather in Paris?")),
+        ("time_bound", ask("WHO IS THERE NOW")),
+        ("personal", ask("What is MY NAME?")),
+        ("personal", ask("a" * 60_000 + "@example.org")),
         ("time_bound", ask("Who won the match yesterday?")),
         ("time_bound", ask("What is the latest version of Python?")),
         ("time_bound", ask("What time is it?")),
@@ -60,6 +66,22 @@ def test_policy_off() -> None:
 @pytest.mark.parametrize("mode", ["exact", "semantic"])
 def test_reasons_for_no_cache_at_all(reason: str, payload: dict[str, Any], mode: Mode) -> None:
     assert decide(payload, mode) == Eligibility("off", reason)
+
+
+_LOOK = """
+import sys
+from cache import eligibility
+text = sys.stdin.read()
+for pattern in (eligibility._TIME_BOUND, eligibility._PERSONAL, eligibility._E_MAIL):
+    pattern.search(text)
+"""
+
+
+@pytest.mark.parametrize("piece", ["a", "1", "1 ", "a@", "@a", "+1-", "my a ", "\n.", "a.", "electric ", "1. "])
+def test_no_text_is_looked_through_for_ever(piece: str) -> None:
+    """Others wait meanwhile, so the work must be linear: a second here, where a quadratic search takes half an hour."""
+    text = (piece * 500_000)[:500_000] + "x"
+    subprocess.run([sys.executable, "-c", _LOOK], input=text, text=True, timeout=120, check=True)
 
 
 FRENCH_TALK = ({"role": "user", "content": QUESTION}, {"role": "assistant", "content": "Paris."})
