@@ -183,7 +183,7 @@ class Channel:
             except MovedError:
                 raise
             except ResponseError as error:
-                logger.error("Redis refused a limiter's call: %s", error)
+                logger.error("Redis refused a call: %s", error)
                 call.fail(error)
             else:
                 call.answer(reply)

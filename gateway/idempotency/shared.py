@@ -34,7 +34,8 @@ RENEW_S: Final = 2.0
 # How often a growing answer is written, and read by those who follow it: what both add to its delay.
 PUBLISH_S: Final = 0.05
 POLL_S: Final = 0.05
-_READ_BYTES: Final = 256 * 1024
+# What is read at once: little, because many calls travel together and none may take longer than Redis's time-out.
+_READ_BYTES: Final = 64 * 1024
 _RETRY_S: Final = 1.0
 _STOP_S: Final = 2.0
 
@@ -93,10 +94,17 @@ class SharedAnswers:
             (state, *rest), _ = await self.call("begin", request)
         except RedisDown:
             return None, None
+        except asyncio.CancelledError:
+            self.in_background(self._give_back(Lease(self, id, token)))  # it may have been taken, for nobody
+            raise
         if state == "lead":
             self.evicted += rest[0]
             return Lease(self, id, token), None
         return None, RemoteAnswer(self, id, state, *rest)
+
+    async def _give_back(self, lease: Lease) -> None:
+        with suppress(RedisDown):
+            await self.put(lease, "gone", 0, b"", None)
 
     async def put(self, lease: Lease, state: State, start: int, data: bytes, head: str | None) -> tuple[str, float]:
         """Publish the bytes from position `start` on. Returns `ok` or `stolen`, and when somebody read it, if ever."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from gateway.life import Life
     from gateway.telemetry import Metrics
 
-# As the limiter's: one hash tag, so that one connection reaches all of it in a cluster too.
-PREFIX: Final = "{tierline}"
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
 # On an answer that other processes cannot repeat, because Redis is away.
 _LOCAL: Final[Header] = (b"x-tierline-idempotency", b"local")
@@ -185,6 +183,7 @@ async def open_idempotency(settings: Settings, secret: ServerSecret, metrics: Me
     """The step, connected to Redis where the settings have one. End it with `close`."""
     if settings.storage.redis_url is None:
         return Idempotency(settings, secret, metrics)
+    from gateway.access.counters_redis import PREFIX
     from gateway.access.redis_channel import Channel
     from gateway.idempotency.shared import SCRIPT, Bounds, SharedAnswers
 
