@@ -56,6 +56,14 @@ class Several:
         async with httpx.AsyncClient(transport=transport, base_url="http://worker", timeout=60) as client:
             return await client.get(path, headers=headers)
 
+    async def post(self, worker: int, key: CreatedKey, model: str = "mock", **body: Any) -> httpx.Response:
+        """POST a chat completion to one worker, over its own socket."""
+        document = {"model": model, "messages": [{"role": "user", "content": "Hello there"}], **body}
+        headers = {"authorization": f"Bearer {key.token}"}
+        transport = httpx.AsyncHTTPTransport(uds=str(self.root / f"var/run/gateway-{worker}.sock"))
+        async with httpx.AsyncClient(transport=transport, base_url="http://worker", timeout=60) as client:
+            return await client.post("/v1/chat/completions", json=document, headers=headers)
+
     async def key(self, name: str, *, budget_nanousd: int | None = None, **limits: int) -> CreatedKey:
         """A new key, once every worker knows it."""
         async with self.database() as database:
