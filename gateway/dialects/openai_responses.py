@@ -8,6 +8,7 @@ which the pipeline completes with the earlier turns before anything is decided. 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
@@ -44,6 +45,15 @@ _SAME = (
     "temperature", "top_p", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier",
     "cache_salt",
 )  # fmt: skip
+# Fields of the common form that this dialect names differently.
+_CHAT_FIELDS: Final[Mapping[str, str]] = {
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+    "verbosity": "text.verbosity",
+}
 _TOOL_FIELDS: Final[Mapping[str, tuple[type, str]]] = {
     "description": (str, "a string"),
     "parameters": (dict, "a JSON Schema object"),
@@ -154,6 +164,9 @@ class OpenAIResponses:
         return ResponsesWriter(described(turn.request, request_id), turn, request_id, summary=summary)
 
     def error(self, error: GatewayError, request_id: str) -> bytes:
+        # Backends name fields of the chat that they got.
+        named = re.split(r"[.\[]", error.param or "", maxsplit=1)[0]
+        error.param = _CHAT_FIELDS.get(named, error.param)
         return errors.body(error, request_id)
 
 

@@ -79,7 +79,7 @@ def described(request: ResponsesRequest, request_id: str) -> Json:
             "verbosity": text_options.verbosity if text_options else None,
         },
         "tool_choice": request.tool_choice or "auto",
-        "tools": request.tools or [],
+        "tools": [{"parameters": None, "strict": None, **tool} for tool in request.tools or ()],
         "top_logprobs": request.top_logprobs or 0,
         "top_p": request.top_p,
         "truncation": "disabled",

@@ -209,8 +209,10 @@ class ResponseStore:
             try:
                 if gone := await self.purge():
                     logger.info("%d kept answers are gone: their time was over, or there were too many", gone)
-            except (SQLAlchemyError, OSError) as error:
-                logger.warning("kept answers whose time is over could not be deleted: %s", _reason(error))
+            except Exception as error:  # likewise: without it they would stay for ever
+                expected = isinstance(error, SQLAlchemyError | OSError)
+                text = "kept answers whose time is over could not be deleted: %s"
+                logger.warning(text, _reason(error), exc_info=None if expected else error)
             self._since_purge = 0
             self._purge_due.clear()
             with suppress(TimeoutError):
@@ -227,6 +229,9 @@ class ResponseStore:
                     await self._in_time(partial(self._insert, [kept for kept, _ in batch]))
                 except StoreUnavailable as error:
                     failure = error
+                except Exception:  # this loop is the only way in: it must outlive whatever it is
+                    logger.exception("answers could not be kept")
+                    failure = StoreUnavailable("a fault of the gateway")
                 self._tell(failure)
                 for _, done in batch:
                     if not done.done():

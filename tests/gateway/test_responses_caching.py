@@ -113,10 +113,19 @@ async def test_a_server_of_another_dialect_answers_as_well(door: FrontDoor, clau
     roles = [turn["role"] for turn in msgspec.json.decode(claude.records[-1].body)["messages"]]
     assert roles == ["user", "assistant", "user"]
     refused = await ask(door, model="claude", prompt_cache_key="k", text={"verbosity": "low"})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "verbosity")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "text.verbosity")
 
 
 async def test_the_salt_keeps_responses_apart(door: FrontDoor, upstream: MockUpstream) -> None:
     for salt in ("a", "b", None):
         assert (await ask(door, cache_salt=salt)).headers["x-tierline-cache"] == "miss"
     assert (await ask(door, cache_salt="a")).headers["x-tierline-cache"] == "exact"
+
+
+async def test_a_repeated_request_is_one_answer(door: FrontDoor, upstream: MockUpstream) -> None:
+    once = {"idempotency-key": "once", "x-tierline-cache": "no-store"}
+    first, again = [(await ask(door, once)).json() for _ in range(2)]
+    assert again == first
+    assert upstream.requests == 1
+    listed = await door.client.get(f"/v1/responses/{first['id']}", headers=door.headers())
+    assert listed.json() == first

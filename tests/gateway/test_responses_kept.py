@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -294,22 +295,25 @@ async def test_a_gateway_that_keeps_nothing_says_so(tmp_path: Path, upstream: Mo
         assert await kept(door) == 0, "what was kept before is deleted"
 
 
-@contextmanager
-def without_table(door: FrontDoor) -> Iterator[None]:
+def change(door: FrontDoor, statement: str) -> sqlite3.Connection:
+    """Run a statement from outside. In a thread, because the gateway's loop must go on to release its own locks."""
+    other = sqlite3.connect(door.root / "var/tierline.db", timeout=30, isolation_level=None, check_same_thread=False)
+    other.execute(statement)
+    return other
+
+
+@asynccontextmanager
+async def without_table(door: FrontDoor) -> AsyncIterator[None]:
     """The database fails on every statement about kept answers, while the ledger goes on."""
-    with sqlite3.connect(door.root / "var/tierline.db", timeout=30) as other:
-        other.execute("ALTER TABLE responses RENAME TO away")
-    try:
-        yield
-    finally:
-        with sqlite3.connect(door.root / "var/tierline.db", timeout=30) as other:
-            other.execute("ALTER TABLE away RENAME TO responses")
+    (await asyncio.to_thread(change, door, "ALTER TABLE responses RENAME TO away")).close()
+    yield
+    (await asyncio.to_thread(change, door, "ALTER TABLE away RENAME TO responses")).close()
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_without_a_database_the_answer_still_comes(door: FrontDoor, stream: bool) -> None:
     earlier = (await ask(door)).json()
-    with without_table(door):
+    async with without_table(door):
         response = await ask(door, stream=stream)
         answer = events(response)[-1]["response"] if stream else response.json()
         assert (answer["status"], answer["store"]) == ("completed", False)
@@ -332,10 +336,10 @@ async def test_a_database_that_does_not_answer_is_not_waited_for(
     door: FrontDoor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.responses.store.PATIENCE_S", 0.2)
-    with sqlite3.connect(door.root / "var/tierline.db", isolation_level=None) as other:
-        other.execute("BEGIN IMMEDIATE")
-        answer = (await ask(door)).json()
-        other.execute("ROLLBACK")
+    other = await asyncio.to_thread(change, door, "BEGIN IMMEDIATE")
+    answer = (await ask(door)).json()
+    other.execute("ROLLBACK")
+    other.close()
     assert answer["store"] is False
 
 
