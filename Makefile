@@ -64,7 +64,7 @@ format: install ## put the code into the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench-gateway: install ## what the gateway adds: requests/s, latency, CPU per event
+bench-gateway: install ## what the gateway adds; with ARGS="--peers litellm,portkey,tensorzero,nginx" others beside it
 	$(BIN)/python -m bench.gateway $(ARGS)
 
 bench-engine: install ## tokens/s of the engine over HTTP, with transformers beside it

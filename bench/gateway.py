@@ -2,10 +2,11 @@
 
 A fast mock upstream answers at once, so whatever time passes is the gateway's. Measured side by side, in turns:
 `direct` (no gateway, the limit), `passthrough` (a bare Python relay) and `tierline` with keys, limits, budget, ledger
-and metrics on and the cache off; or any other gateway by `--command` and `--url`. With two cores or more the gateway
+and metrics on and the cache off; with `--peers` other gateways, which it installs (bench/peers.py); or any one by
+`--command` and `--url`. With two cores or more the gateway
 has one to itself and mock and load generator share another. CPU is user and system time of the gateway's processes.
 
-    python -m bench.gateway [--runs 3] [--seconds 4]
+    python -m bench.gateway [--runs 3] [--seconds 4] [--peers litellm,portkey,tensorzero,nginx]
     python -m bench.gateway --name peer --command "peer serve --upstream {upstream}" --url http://127.0.0.1:4000/v1
 """
 
@@ -23,16 +24,18 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from bench import peers
 from bench.report import Row, report
 
 PACED = "mock,chunks=64,interval_ms=5"
 BURST = "mock,chunks=64"
+RAW = {"plain": "mock", "paced": PACED, "burst": BURST}  # as the mock knows them
 MESSAGES = [
     {"role": "system", "content": "You are a helpful assistant that answers briefly."},
     {"role": "user", "content": "Name three rivers of Europe and say which countries each of them flows through."},
@@ -60,7 +63,7 @@ class Target:
     name: str
     url: str
     headers: Sequence[str]
-    models: dict[str, str]  # the public names for plain, paced and burst
+    models: Mapping[str, str]  # the public names for plain, paced and burst
     pid: int | None
 
     def cpu_s(self) -> float:
@@ -112,12 +115,19 @@ def answers(url: str, headers: Sequence[str], model: str) -> bool:
 
 @contextlib.contextmanager
 def gateway(
-    name: str, command: Sequence[str], url: str, headers: Sequence[str], models: dict[str, str]
+    name: str, command: Sequence[str], url: str | None, headers: Sequence[str], models: Mapping[str, str]
 ) -> Iterator[Target]:
-    """Start a gateway and wait until it answers. Raises RuntimeError with its output if it does not."""
+    """Start a gateway and wait until it answers. Without `url`, it prints that.
+
+    Raises RuntimeError with its output if it does not answer.
+    """
     with tempfile.TemporaryFile("w+") as output, process(command, 0, stdout=output, stderr=output) as started:
         until = time.monotonic() + 60
-        while not answers(url, headers, models["plain"]):
+        while not (url and answers(url, headers, models["plain"])):
+            if url is None:
+                output.seek(0)
+                printed = [line for line in output.read().splitlines() if line.startswith("http")]
+                url = printed[0].rstrip("/") if printed else None
             if started.poll() is not None or time.monotonic() > until:
                 output.seek(0)
                 raise RuntimeError(f"{name} does not answer at {url}:\n{output.read()[-4000:]}")
@@ -153,17 +163,28 @@ def tierline(upstream: str, directory: Path) -> Iterator[Target]:
 
 
 @contextlib.contextmanager
+def peer(name: str, upstream: str, directory: Path) -> Iterator[Target]:
+    """Another gateway, installed under var/peers."""
+    port, at = free_port(), directory / name
+    at.mkdir()
+    start = peers.PEERS[name](Path("var/peers").absolute(), at, upstream, port, RAW)
+    url = None if start.prints_url else f"http://127.0.0.1:{port}/v1"
+    with gateway(name, start.command, url, start.headers, start.models) as target:
+        yield target
+
+
+@contextlib.contextmanager
 def targets(given: argparse.Namespace, upstream: str, directory: Path) -> Iterator[list[Target]]:
     """All systems, running beside each other; an idle one costs nothing."""
-    raw = {"plain": "mock", "paced": PACED, "burst": BURST}
     with contextlib.ExitStack() as stack:
-        found = [Target("direct", upstream, [], raw, None)]
+        found = [Target("direct", upstream, [], RAW, None)]
         port = free_port()
         bare = [sys.executable, "-m", "bench.passthrough", upstream, str(port)]
-        found.append(stack.enter_context(gateway("passthrough", bare, f"http://127.0.0.1:{port}/v1", [], raw)))
+        found.append(stack.enter_context(gateway("passthrough", bare, f"http://127.0.0.1:{port}/v1", [], RAW)))
+        found += [stack.enter_context(peer(name, upstream, directory)) for name in given.peers]
         if given.command:
             command = shlex.split(given.command.replace("{upstream}", upstream))
-            found.append(stack.enter_context(gateway(given.name, command, given.url, given.header, raw)))
+            found.append(stack.enter_context(gateway(given.name, command, given.url, given.header, RAW)))
         else:
             found.append(stack.enter_context(tierline(upstream, directory)))
         yield found
@@ -233,7 +254,11 @@ def main() -> None:
     arguments.add_argument("--command", help="how to start another gateway; {upstream} is replaced by the mock's URL")
     arguments.add_argument("--url", help="its base URL")
     arguments.add_argument("--header", action="append", default=[], help="NAME: VALUE for its requests")
+    arguments.add_argument("--peers", default="", help=f"other gateways, of {', '.join(peers.PEERS)}; comma-separated")
     given = arguments.parse_args()
+    given.peers = [name for name in given.peers.split(",") if name]
+    if unknown := set(given.peers) - peers.PEERS.keys():
+        arguments.error(f"no such peer: {', '.join(sorted(unknown))}")
     if given.command and not given.url:
         arguments.error("--command needs --url")
     with (
