@@ -3,7 +3,8 @@
     python -m bench.limits [--runs 5] [--requests 3000]
 
 A request is admitted against three scopes (its key with all kinds of limits and a budget, the policy's ceilings of that
-key, the policy's budget) and settled: what the gateway asks of its limiter. Redis runs on this machine, behind a Unix
+key, the policy's budget) and settled: what the gateway asks of its limiter. Its project, team and organisation have no
+limits, or all kinds of them. Redis runs on this machine, behind a Unix
 socket and behind TCP on the loopback, without a disk; a network adds its round trip. One at a time shows the latency,
 many at once the CPU that a request costs here, and in Redis, which has one core for all gateways.
 """
@@ -36,13 +37,16 @@ SCOPES = (
     Scope("policy:bench/key:bench", 10**9, 10**12, 10**6),
     Scope("policy:bench", budget_nanousd=10**15),
 )
+LEVELS = ("project:bench", "team:bench", "organisation:bench")
+LIMITED = tuple(Scope(level, 10**9, 10**12, 10**6, 10**15) for level in LEVELS)
 
 
-async def one(limiter: MemoryLimiter | RedisLimiter, waits_s: list[float]) -> None:
+async def one(limiter: MemoryLimiter | RedisLimiter, waits_s: list[float], above: tuple[Scope, ...] = ()) -> None:
     """A request's two calls, and how long each took."""
     hold = f"req-{new_id()}"
     started = time.perf_counter()
-    await limiter.admit(Admission(hold, SCOPES, 1000, 10_000, 900.0))
+    unlimited = () if above else LEVELS
+    await limiter.admit(Admission(hold, (*SCOPES, *above), 1000, 10_000, 900.0, unlimited))
     admitted = time.perf_counter()
     await limiter.settle(hold, 700, 7_000)
     waits_s += (admitted - started, time.perf_counter() - admitted)
@@ -78,14 +82,14 @@ async def measure(server: RedisServer, port: int, requests: int) -> dict[tuple[s
                 for quantile in (0.5, 0.99):
                     key = (f"{call}_p{quantile * 100:.0f}_us", name, "one at a time", "us")
                     figures[key] = part[int(len(part) * quantile)] * 1e6
-            here, there = time.process_time(), _cpu_s(server)
-            for _ in range(0, requests, AT_ONCE):
-                await asyncio.gather(*(one(limiter, waits) for _ in range(AT_ONCE)))
-            count = len(range(0, requests, AT_ONCE)) * AT_ONCE
-            setting = f"{AT_ONCE} at once"
-            figures[("gateway_cpu_us", name, setting, "us/request")] = (time.process_time() - here) / count * 1e6
-            if name != "memory":
-                figures[("redis_cpu_us", name, setting, "us/request")] = (_cpu_s(server) - there) / count * 1e6
+            for above, setting in (((), f"{AT_ONCE} at once"), (LIMITED, f"{AT_ONCE} at once, limits at each level")):
+                here, there = time.process_time(), _cpu_s(server)
+                for _ in range(0, requests, AT_ONCE):
+                    await asyncio.gather(*(one(limiter, waits, above) for _ in range(AT_ONCE)))
+                count = len(range(0, requests, AT_ONCE)) * AT_ONCE
+                figures[("gateway_cpu_us", name, setting, "us/request")] = (time.process_time() - here) / count * 1e6
+                if name != "memory":
+                    figures[("redis_cpu_us", name, setting, "us/request")] = (_cpu_s(server) - there) / count * 1e6
     return figures
 
 
