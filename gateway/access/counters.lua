@@ -267,7 +267,7 @@ function operations.look(a)
   local expired = reclaim()
   local counters, _, seeded = scopes_of(a.scopes)
   if a.budgets and not seeded then return answer('seed', expired) end
-  return answer('seen', expired, all_seen(counters))
+  return answer('seen', expired, all_seen(counters), now)
 end
 
 -- cut, force: make a cut unless there is a valid one; the answer is the one in force, and its month.

@@ -19,10 +19,11 @@ from gateway.access.counting import (
     check_raise,
     grant,
     month_of,
+    scope_standing,
     standing,
 )
 from gateway.access.holds import Hold
-from gateway.access.limits import Admission, Grant, Refused, Scope, Standing
+from gateway.access.limits import Admission, Grant, Refused, Scope, ScopeStanding, Standing
 
 
 class MemoryLimiter:
@@ -154,6 +155,13 @@ class MemoryLimiter:
     async def budget_used(self, scopes: Iterable[Scope]) -> dict[str, float]:
         self._reclaim(self._clock())
         return budget_used([(scope, self._counters(scope.id)) for scope in scopes])
+
+    async def standings(self, scopes: Iterable[Scope]) -> list[ScopeStanding]:
+        """Where each scope stands now; nothing is taken."""
+        self._reclaim(self._clock())
+        seen = [(scope, self._counters(scope.id)) for scope in scopes]
+        now = self._clock()  # not before the counters that were made just now
+        return [scope_standing(scope, counters, now) for scope, counters in seen]
 
     async def stop(self) -> None:
         """Nothing runs in the background, and nothing outlives the process."""

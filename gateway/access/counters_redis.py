@@ -28,9 +28,10 @@ from gateway.access.counting import (
     check_raise,
     grant,
     month_of,
+    scope_standing,
     standing,
 )
-from gateway.access.limits import Admission, Grant, LimitExceeded, Refused, Scope, Standing
+from gateway.access.limits import Admission, Grant, LimitExceeded, Refused, Scope, ScopeStanding, Standing
 from gateway.access.redis_channel import Channel, RedisDown, look_at
 
 SCRIPT: Final = (Path(__file__).parent / "counters.lua").read_text()
@@ -134,6 +135,11 @@ class RedisLimiter:
         """What a scope has settled and what is held, this month, in nano-dollars."""
         ((_, counters),) = await self._look([Scope(scope_id)])
         return counters.settled, counters.held
+
+    async def standings(self, scopes: Sequence[Scope]) -> list[ScopeStanding]:
+        """Where each scope stands now; nothing is taken."""
+        answer = await self._seeded("look", {"scopes": _packed(scopes), "budgets": True})
+        return [scope_standing(scope, counters, answer[3]) for scope, counters in self._seen(scopes, answer[2])]
 
     async def _look(self, scopes: Sequence[Scope]) -> list[tuple[Scope, Counters]]:
         answer = await self._seeded("look", {"scopes": _packed(scopes), "budgets": True})

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ import msgspec
 from gateway.access.counters_memory import MemoryLimiter
 from gateway.access.counters_redis import RedisLimiter
 from gateway.access.counting import month_of
-from gateway.access.limits import Admission, Grant, LimitExceeded, LimitKind, Refused, Scope, Standing
+from gateway.access.limits import Admission, Grant, LimitExceeded, LimitKind, Refused, Scope, ScopeStanding, Standing
 from gateway.access.redis_channel import RedisDown
 from gateway.ledger.rows import new_id
 from gateway.settings import WhenRedisIsDown
@@ -192,6 +192,16 @@ class SharedLimiter:
         return {
             scope.id: self._known(scope.id) / scope.budget_nanousd if scope.budget_nanousd else 1.0 for scope in asked
         }
+
+    async def standings(self, scopes: Sequence[Scope]) -> list[ScopeStanding]:
+        """Where each scope stands now; while Redis is away, in this process, of its share of the limits."""
+        local = self._local
+        if local is None:
+            try:
+                return await self._redis.standings(scopes)
+            except RedisDown as error:
+                local = self._fall_back(error)
+        return await local.standings([self._share(scope) for scope in scopes])
 
     # -- while Redis is away -----------------------------------------------------------------------------------------
 

@@ -13,7 +13,16 @@ from typing import Final
 
 import msgspec
 
-from gateway.access.limits import Admission, BudgetExhausted, Grant, LimitExceeded, LimitKind, Scope, Standing
+from gateway.access.limits import (
+    Admission,
+    BudgetExhausted,
+    Grant,
+    LimitExceeded,
+    LimitKind,
+    Scope,
+    ScopeStanding,
+    Standing,
+)
 from gateway.ledger.money import format_usd
 
 # When running requests stand in the way, nobody knows when one ends.
@@ -155,6 +164,17 @@ def standing(scopes: Iterable[tuple[Scope, Counters]], now_s: float | None = Non
         reset_tokens_s=reset_tokens,
         limit_parallel=limit_parallel,
         remaining_parallel=remaining_parallel,
+    )
+
+
+def scope_standing(scope: Scope, counters: Counters, now_s: float) -> ScopeStanding:
+    """Where one scope stands by itself. Drains its buckets to `now_s`."""
+    return ScopeStanding(
+        scope=scope,
+        standing=standing([(scope, counters)], now_s),
+        settled_nanousd=counters.settled,
+        held_nanousd=counters.held,
+        running=counters.parallel,
     )
 
 

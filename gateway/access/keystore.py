@@ -116,18 +116,23 @@ class KeyStore:
         Raises:
             InvalidKey, ExpiredKey, RevokedKey: why not.
         """
-        asked = time.monotonic()
         try:
             return self.authenticate(token)
         except InvalidKey:
             if not token.startswith(PREFIX) or len(token) > _MAX_TOKEN_CHARACTERS:
                 raise
-        try:
-            while self._loaded_s < asked:
-                await self._shared_refresh()
-        except (DBAPIError, OSError) as error:
-            self._complain(error)
+        await self._look_again()
         return self.authenticate(token)
+
+    async def holder(self, key_id: str) -> Principal | None:
+        """The key with this id and what limits it, as they are in the database now, or, where that is out, as they were
+        last; None: unknown or revoked.
+        """
+        await self._look_again()
+        for entry in self._entries.values():
+            if entry.principal.key_id == key_id and not entry.revoked and entry.replaced_until_ms is None:
+                return entry.principal
+        return None
 
     async def refresh(self) -> None:
         """Read the keys again if they have changed.
@@ -161,6 +166,15 @@ class KeyStore:
         if self._failing:
             self._failing = False
             logger.info("the keys are fresh again")
+
+    async def _look_again(self) -> None:
+        """Have a snapshot that is no older than this call, if the database allows."""
+        asked = time.monotonic()
+        try:
+            while self._loaded_s < asked:
+                await self._shared_refresh()
+        except (DBAPIError, OSError) as error:
+            self._complain(error)
 
     async def _shared_refresh(self) -> None:
         """Join the refresh that is on its way, or start one, not too soon after the last."""

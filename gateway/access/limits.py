@@ -91,6 +91,16 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
         return pairs
 
 
+class ScopeStanding(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one scope stands: `standing` as for a request of it alone, its month's money, how many requests run."""
+
+    scope: Scope
+    standing: Standing
+    settled_nanousd: int
+    held_nanousd: int
+    running: int
+
+
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
     """An admitted request, and where its scopes stand with it.
 
