@@ -54,9 +54,9 @@ class Server(uvicorn.Server):
         """From now on this server is on its way out. Called in a signal handler too: it sets flags, no more."""
         self.server_state.draining = True
 
-    async def serve_beside(self) -> None:
-        """Serve in a program that handles its signals itself, until this is cancelled."""
-        await self._serve()
+    async def serve_beside(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve in a program that handles its signals itself, until this is cancelled or told to stop."""
+        await self._serve(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from gateway import lifeline, logs, settings, workers
+from gateway.admin.listener import listen_for_admins
 from gateway.app import App
 from gateway.server import Server
 from gateway.services import Services
@@ -25,7 +26,13 @@ EXIT_CANNOT_START = 3
 
 async def serve(configured: Settings, worker: int = 1) -> bool:
     """Run until SIGTERM or Ctrl-C, then drain. Returns whether the server had started."""
-    server = Server(App(lambda: Services.open(configured, worker=worker)), configured.server)
+
+    async def start() -> Services:
+        services = await Services.open(configured, worker=worker)
+        await listen_for_admins(services)
+        return services
+
+    server = Server(App(start), configured.server)
     sockets = workers.listeners(configured, worker) if configured.server.workers > 1 else None
     # What stands now lives for ever: later collections need not look at it. A request makes hundreds of objects and
     # hardly a cycle: looking for those after every few thousand is enough.

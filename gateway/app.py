@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gateway import pages, pipeline
+from gateway.admin import routes as admin
 from gateway.dialects import errors
 from gateway.dialects.anthropic_messages import MESSAGES
 from gateway.dialects.errors import GatewayError, MethodNotAllowed, NotFound
@@ -80,20 +81,9 @@ class App:
             raise RuntimeError(f"the gateway speaks HTTP, not {scope['type']}")
 
     async def _http(self, exchange: Exchange) -> None:
-        services = self.services
-        if services is None:
+        if self.services is None:
             raise RuntimeError("a request arrived before the gateway had started")
-        try:
-            await _find(exchange)(services, exchange)
-        except ClientGone:
-            pass
-        except GatewayError as error:
-            await respond_error(exchange, error)
-        except Exception:
-            logger.exception("request %s failed inside the gateway", exchange.request_id)
-            if exchange.started:
-                raise  # the server closes the connection: nothing else tells the client that the answer is broken
-            await respond_error(exchange, GatewayError("The gateway failed on this request."))
+        await answer(self.services, exchange, _find)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while True:
@@ -113,8 +103,25 @@ class App:
                 return
 
 
+async def answer(services: Services, exchange: Exchange, find: Callable[[Exchange], Handler]) -> None:
+    """Let the handler that `find` names answer, and say what goes wrong."""
+    try:
+        await find(exchange)(services, exchange)
+    except ClientGone:
+        pass
+    except GatewayError as error:
+        await respond_error(exchange, error)
+    except Exception:
+        logger.exception("request %s failed inside the gateway", exchange.request_id)
+        if exchange.started:
+            raise  # the server closes the connection: nothing else tells the client that the answer is broken
+        await respond_error(exchange, GatewayError("The gateway failed on this request."))
+
+
 def _find(exchange: Exchange) -> Handler:
     method, path = exchange.scope["method"], exchange.scope["path"]
+    if path.startswith(admin.PREFIX):
+        return admin.serve_beside_models
     if path.startswith(_MODEL_PREFIX) and len(path) > len(_MODEL_PREFIX):
         path = "/v1/models/{model}"
     elif path.startswith(_RESPONSE_PREFIX):

@@ -54,7 +54,7 @@ def document() -> dict[str, Any]:
     """The whole document, as plain data."""
     requests = [ChatRequest, CompletionRequest, MessagesRequest, EmbeddingsRequest, RerankRequest, ResponsesRequest]
     _, components = msgspec.json.schema_components([*requests, ChatCompletion, ChatChunk], ref_template=_REF)
-    components["Error"] = _error_schema()
+    components["Error"] = error_schema()
     return {
         "openapi": "3.1.0",
         "info": {
@@ -112,7 +112,7 @@ def document() -> dict[str, Any]:
     }
 
 
-def _error_schema() -> dict[str, Any]:
+def error_schema() -> dict[str, Any]:
     properties = {
         "message": {"type": "string"},
         "type": {"type": "string"},

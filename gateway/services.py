@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Self
 
@@ -27,6 +27,7 @@ from gateway.access.holds import OutputEstimator
 from gateway.access.keystore import KeyStore
 from gateway.access.queue import AdmissionQueue
 from gateway.access.secret import load_secret
+from gateway.admin.service import AdminService
 from gateway.backend_metrics import BackendCollector
 from gateway.idempotency.step import Idempotency, open_idempotency
 from gateway.ledger.database import Database
@@ -77,6 +78,7 @@ class Services:
     cache: CacheClient | None
     flight: SingleFlight[Lookup]
     responses: ResponseStore
+    admin: AdminService | None
     pools: dict[str, Pool]
     dispatcher: Dispatcher
     http: HttpClient
@@ -158,6 +160,9 @@ class Services:
         stack.push_async_callback(self.responses.stop)
         self.http = HttpClient()
         stack.push_async_callback(self.http.aclose)
+        self.admin = AdminService(settings, load_secret(data_dir / "secret")) if settings.admin_enabled() else None
+        if self.admin is not None:
+            stack.push_async_callback(self.admin.close)
         self.pools = {name: self._pool(name) for name in settings.backends}
         for pool in self.pools.values():
             stack.push_async_callback(pool.aclose)
@@ -165,6 +170,10 @@ class Services:
         self.dispatcher = Dispatcher(self.pools, Limits(settings.failover.max_attempts, settings.failover.total_s))
         observer = asyncio.create_task(self._observe(), name="observe")
         stack.callback(observer.cancel)
+
+    def at_close(self, callback: Callable[[], Awaitable[None]]) -> None:
+        """Have something ended before everything that was opened until now."""
+        self._stack.push_async_callback(callback)
 
     async def close(self) -> None:
         """Finish background work and close everything, in reverse order."""

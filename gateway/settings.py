@@ -7,6 +7,7 @@ stand in the file: a backend names the environment variable that holds its key.
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import os
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
@@ -220,6 +221,24 @@ class FailoverSettings(Strict):
     total_s: float = Field(900.0, gt=0, description="From the first attempt to the end of the answer.")
 
 
+class AdminSettings(Strict):
+    """The admin API, `/admin/v1/…`, which has keys of its own."""
+
+    enabled: bool | None = Field(None, description="Default: only where it listens on a loopback address.")
+    listen: str | None = Field(
+        None,
+        pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^:\s\[\]]+):[0-9]{1,5}$",
+        description="HOST:PORT of its own; default: beside the models, on server.port.",
+    )
+
+    def address(self) -> tuple[str, int] | None:
+        """The host and port of `listen`."""
+        if self.listen is None:
+            return None
+        host, _, port = self.listen.rpartition(":")
+        return host.strip("[]"), int(port)
+
+
 class LimitSettings(Strict):
     """Ceilings of a key that sets none of its own; a policy's limits apply as well."""
 
@@ -265,9 +284,17 @@ class Settings(Strict):
     idempotency: IdempotencySettings = IdempotencySettings()
     responses: ResponsesSettings = ResponsesSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
+    admin: AdminSettings = AdminSettings()
     default_limits: LimitSettings = LimitSettings()
     limits: ConcurrencySettings = ConcurrencySettings()
     hold_ttl_seconds: float = Field(900.0, gt=0, description="A hold nobody settled is reclaimed after this long.")
+
+    def admin_enabled(self) -> bool:
+        """Whether there is an admin API: as it is said, else where nobody but this machine can reach it."""
+        if self.admin.enabled is not None:
+            return self.admin.enabled
+        host, _ = self.admin.address() or (self.server.host, 0)
+        return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
     def tier_models(self, tier: str) -> list[str]:
         """Names of the models of a tier, in the order of the file."""
@@ -350,6 +377,12 @@ def _conflicts(settings: Settings, document: Document) -> Iterator[Problem]:
         text = "more than one worker needs storage.redis_url: they share limits and holds through Redis."
         yield document.problem(("server", "workers"), text)
     taken = {settings.server.port: "the gateway"} if settings.server.port else {}
+    if (address := settings.admin.address()) is not None:
+        if not 0 < address[1] < 65536:
+            yield document.problem(("admin", "listen"), f"there is no port {address[1]}.")
+        if address[1] in taken:
+            yield document.problem(("admin", "listen"), f"port {address[1]} is taken by {taken[address[1]]}.")
+        taken[address[1]] = "the admin API"
     if (port := settings.cache.embeddings_port) is not None:
         if port in taken:
             yield document.problem(("cache", "embeddings_port"), f"port {port} is taken by {taken[port]}.")
@@ -360,6 +393,14 @@ def _conflicts(settings: Settings, document: Document) -> Iterator[Problem]:
             yield document.problem(("engines", name, "port"), text)
         elif engine.port:
             taken[engine.port] = f"engine '{name}'"
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _close(name: str, known: Mapping[str, object]) -> str | None:

@@ -34,6 +34,12 @@ class InvalidAdminKeyRequest(ValueError):
     """An admin key cannot be made or found as asked; the message says what to write instead."""
 
 
+class InvalidAdminKey(InvalidKey):
+    """No such admin key."""
+
+    code = "invalid_admin_key"
+
+
 class AdminPrincipal(msgspec.Struct, frozen=True, kw_only=True):
     """Who asks the admin API. `organisation_id`: the only one it may see and change; None: all, and the gateway."""
 
@@ -213,10 +219,10 @@ async def authenticate_admin(database: Database, secret: ServerSecret, token: st
     """Who holds this token, by the database as it is now.
 
     Raises:
-        InvalidKey, ExpiredKey, RevokedKey: why nobody does. DBAPIError, OSError: the database is out.
+        InvalidAdminKey, ExpiredKey, RevokedKey: why nobody does. DBAPIError, OSError: the database is out.
     """
     if not is_token(token, ADMIN_PREFIX):
-        raise InvalidKey(f"this is not a key of the admin API: those start with '{ADMIN_PREFIX}'")
+        raise InvalidAdminKey(f"this is not a key of the admin API: those start with '{ADMIN_PREFIX}'")
     digest = secret.digest(token)
     statement = select(
         admin_secrets.c.digest, admin_secrets.c.prefix, admin_secrets.c.valid_until_ms, *admin_keys.c
@@ -225,7 +231,7 @@ async def authenticate_admin(database: Database, secret: ServerSecret, token: st
         row = (await connection.execute(statement.where(admin_secrets.c.digest == digest))).one_or_none()
     # The look-up is by a keyed hash, whose timing tells nothing about tokens; comparing takes constant time anyway.
     if row is None or not hmac.compare_digest(row.digest, digest):
-        raise InvalidKey("this admin key is not known here")
+        raise InvalidAdminKey("this admin key is not known here")
     now = now_ms()
     if row.revoked_ms is not None:
         raise RevokedKey(f"the admin key {row.prefix}… has been revoked")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import getpass
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from sqlalchemy import select
@@ -17,8 +17,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.ledger.database import Database
 from gateway.ledger.rows import new_id, now_ms
 from gateway.ledger.schema import audit
-
-MAX_PAGE: Final = 1000
 
 
 class Actor(msgspec.Struct, frozen=True):
@@ -84,7 +82,7 @@ async def record(
             object=object,
             organisation_id=organisation_id,
             before=None if before is None else _json(before),
-            after=None if after is None else _json(after),
+            after=None if after is None else _json(_given(after) if before is None else after),
             request_id=actor.request_id,
             address=actor.address,
         )
@@ -126,7 +124,7 @@ async def audit_rows(
         before_id: only rows older than the one with this id.
         organisation_id: only changes of what belongs to this organisation.
     """
-    statement = select(audit).order_by(audit.c.id.desc()).limit(min(limit, MAX_PAGE))
+    statement = select(audit).order_by(audit.c.id.desc()).limit(limit)
     if before_id is not None:
         statement = statement.where(audit.c.id < before_id)
     exact = {"organisation_id": organisation_id, "actor": actor, "action": action, "object": object}
@@ -136,6 +134,11 @@ async def audit_rows(
     async with database.read() as connection:
         found = (await connection.execute(statement)).mappings().all()
     return [AuditRow(**{**row, "before": _decoded(row["before"]), "after": _decoded(row["after"])}) for row in found]
+
+
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is None: of a new thing that goes without saying."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _json(fields: Mapping[str, Any]) -> str:

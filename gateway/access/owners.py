@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import select
 
+from gateway.access.audit import Actor, record
 from gateway.ledger.database import Database
 from gateway.ledger.schema import keys, organisations, projects, teams
 
@@ -48,6 +49,35 @@ async def find_owner(database: Database, text: str) -> Owner:
         choices = ", ".join(f"{kind}:{owner.id} ({owner.names[0]})" for owner in found)
         raise UnknownOwner(f"'{text}' could be any of {choices}: name one by its id")
     raise UnknownOwner(f"there is no {kind} '{name}'.{_hint(name, [owner.names[0] for owner in known])}")
+
+
+async def scopes_to_purge(
+    database: Database,
+    scope: str | None,
+    model: str | None,
+    older_than: str | None,
+    *,
+    within: str | None = None,
+    actor: Actor | None = None,
+) -> list[str | None]:
+    """The scopes whose cached answers shall be forgotten, [None] for all; that they shall be is in the audit log then.
+
+    Args:
+        scope: whose, as for `find_owner`; None: everybody's.
+        model, older_than: further conditions, for the audit log.
+        within: id of the organisation that the answers must belong to.
+        actor: who the audit log names; None is the user who runs this program.
+
+    Raises:
+        UnknownOwner: nobody is meant, or somebody outside of `within`.
+    """
+    scopes: list[str | None] = [None] if scope is None else [*(await find_owner(database, scope)).scopes]
+    if within is not None and not {*scopes} <= {*(await find_owner(database, f"organisation:{within}")).scopes}:
+        raise UnknownOwner(f"'{scope}' is not in this organisation")
+    async with database.write() as connection:
+        after = {"scope": scope, "model": model, "older_than": older_than}
+        await record(connection, actor, "cache.purge", "cache", organisation_id=within, after=after)
+    return scopes
 
 
 async def _everybody(database: Database, kind: str) -> dict[str, Owner]:

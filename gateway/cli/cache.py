@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 import typer
@@ -29,9 +29,6 @@ from gateway.cli.common import (
 )
 from gateway.ledger.money import format_usd
 from gateway.settings import Settings
-
-if TYPE_CHECKING:
-    from gateway.access.owners import Owner
 
 _Result = TypeVar("_Result")
 _CONNECT_S = 3.0
@@ -73,10 +70,9 @@ def purge(
     age_s = duration(older_than, "--older-than").total_seconds() if older_than else None
     settings = settings_or_exit(config)
     check_models(settings, [model] if model else (), "--model")
-    owner = _owner(settings, scope) if scope else None
+    scopes = _scopes(settings, scope, model, older_than)
 
     async def forget(client: CacheClient) -> int:
-        scopes: list[str | None] = [*owner.scopes] if owner else [None]
         return sum([await client.purge(one, model, age_s) for one in scopes])
 
     removed = _ask(settings, forget)
@@ -134,11 +130,13 @@ def _ask(settings: Settings, question: Callable[[CacheClient], Awaitable[_Result
         fail(str(error))
 
 
-def _owner(settings: Settings, scope: str) -> Owner:
+def _scopes(settings: Settings, scope: str | None, model: str | None, older_than: str | None) -> list[str | None]:
     """Whose answers are meant, or why nobody's."""
-    from gateway.access.owners import UnknownOwner, find_owner
+    from gateway.access.owners import UnknownOwner, scopes_to_purge
 
-    return with_database(settings, lambda database: find_owner(database, scope), usage=(UnknownOwner,))
+    return with_database(
+        settings, lambda database: scopes_to_purge(database, scope, model, older_than), usage=(UnknownOwner,)
+    )
 
 
 def _print_stats(found: CacheStats) -> None:

@@ -28,13 +28,22 @@ class FirstKey(NamedTuple):
 
 
 class Words:
-    """Events for a person at a terminal. `config` is the platform file, where the command line named one."""
+    """Events for a person at a terminal. `config` is the platform file, where the command line named one; `admin_key`
+    the file of the first admin key."""
 
-    def __init__(self, settings: Settings, url: str, first_key: FirstKey, config: Path | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        url: str,
+        first_key: FirstKey,
+        config: Path | None = None,
+        admin_key: Path | None = None,
+    ) -> None:
         self._settings = settings
         self._url = url
         self._first_key = first_key
         self._config = config
+        self._admin_key = admin_key
         names = (workers.name(settings, settings.server.workers), *(f"engine-{name}" for name in settings.engines))
         self._width = 1 + max(map(len, names))
 
@@ -79,6 +88,8 @@ class Words:
         # The line may be pasted elsewhere than where this was started.
         bearer = f"$(cat {shlex.quote(str(self._first_key.path.absolute()))})" if token else "YOUR_KEY"
         lines = ["", f"Tierline is up: {self._url}/v1", "", *key]
+        if self._admin_key is not None:
+            lines.append(f"  admin key  in {short(self._admin_key)}")
         lines += [
             f"  logs       {short(self._settings.storage.data_dir / 'log')}",
             f"  commands   {program} --help",

@@ -1,6 +1,6 @@
 """`tierline up`: everything that one machine needs, with one command.
 
-Order: lock the data folder, pull what is missing, check the ports, create the first key, start the processes, say
+Order: lock the data folder, pull what is missing, check the ports, create the first keys, start the processes, say
 where it listens; then watch until Ctrl-C. The watching is in `gateway.supervisor`, the words are in `events.py`.
 """
 
@@ -37,9 +37,9 @@ def up(
 ) -> None:
     """Start everything: engines, cache, gateway.
 
-    Missing models are pulled, the first API key is created and saved in DATA_DIR/first-key, logs go to DATA_DIR/log.
-    A process that falls is started again. Ctrl-C or SIGTERM finishes the running requests (server.drain_seconds) and
-    stops everything; a second one stops at once.
+    Missing models are pulled, the first keys are created and saved in DATA_DIR/first-key and DATA_DIR/admin-key, logs
+    go to DATA_DIR/log. A process that falls is started again. Ctrl-C or SIGTERM finishes the running requests
+    (server.drain_seconds) and stops everything; a second one stops at once.
     """
     _take_interrupts()
     settings = settings_or_exit(config)
@@ -51,8 +51,9 @@ def up(
             if not prepare_only:
                 check_ports(settings)
             first_key = _first_key(settings)
+            admin_key = _first_admin_key(settings) if settings.admin_enabled() else None
             if not prepare_only:
-                report = _print_json if as_json else Words(settings, url, first_key, config).print
+                report = _print_json if as_json else Words(settings, url, first_key, config, admin_key).print
                 specs = process_specs(settings, config_path(config), models)
                 supervisor = Supervisor(
                     specs, log_dir=data_dir / "log", report=report, state_file=data_dir / "run" / "up.json"
@@ -113,6 +114,33 @@ def _first_key(settings: Settings) -> FirstKey:
         return asyncio.run(create())
     except (DatabaseError, InvalidSecret, SecretMismatch) as error:
         raise CannotStart(str(error)) from error
+
+
+def _first_admin_key(settings: Settings) -> Path | None:
+    """Create the first key of the admin API unless the database has some; the file that holds it, if it is there.
+
+    Raises:
+        CannotStart: the database or the server secret cannot be used.
+    """
+    from gateway.access.admin_keys import ensure_first_admin_key
+    from gateway.access.keys import SecretMismatch
+    from gateway.access.secret import InvalidSecret
+    from gateway.ledger.database import Database, DatabaseError
+
+    path = settings.storage.data_dir / "admin-key"
+
+    async def create() -> None:
+        database = await Database.open(settings.database_url())
+        try:
+            await ensure_first_admin_key(database, path)
+        finally:
+            await database.close()
+
+    try:
+        asyncio.run(create())
+    except (DatabaseError, InvalidSecret, SecretMismatch) as error:
+        raise CannotStart(str(error)) from error
+    return path if path.exists() else None
 
 
 def _take_interrupts() -> None:

@@ -51,11 +51,14 @@ class Report(msgspec.Struct, kw_only=True):
     rows: list[dict[str, Any]]
     total: dict[str, int]
 
-    def to_json(self) -> str:
+    def as_json(self) -> dict[str, Any]:
+        """Plain data, with each amount in dollars as well."""
         rows = [{**row, **_dollars(row)} for row in self.rows]
-        body: dict[str, Any] = {"by": self.by, "since": self.since, "until": self.until, "rows": rows}
-        body["total"] = {**self.total, **_dollars(self.total)}
-        return msgspec.json.format(msgspec.json.encode(body), indent=2).decode()
+        total = {**self.total, **_dollars(self.total)}
+        return {"by": self.by, "since": self.since, "until": self.until, "rows": rows, "total": total}
+
+    def to_json(self) -> str:
+        return msgspec.json.format(msgspec.json.encode(self.as_json()), indent=2).decode()
 
     def to_csv(self) -> str:
         """One line per row and none for the total, so that a spreadsheet's sum is the total."""
@@ -70,9 +73,14 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 async def cost_report(
-    database: Database, by: Sequence[str], since: datetime | None = None, until: datetime | None = None
+    database: Database,
+    by: Sequence[str],
+    since: datetime | None = None,
+    until: datetime | None = None,
+    *,
+    organisation_id: str | None = None,
 ) -> Report:
-    """Sum the ledger by the given dimensions over `[since, until)`.
+    """Sum the ledger by the given dimensions over `[since, until)`, of one organisation where one is given.
 
     Teams, projects and keys are grouped by identity, not by name; a name that stands for several is shown with its
     parents, as in `acme/support`.
@@ -89,6 +97,8 @@ async def cost_report(
         span.append(ledger.c.ts_ms >= _to_ms(since))
     if until:
         span.append(ledger.c.ts_ms < _to_ms(until))
+    if organisation_id is not None:
+        span.append(ledger.c.organisation_id == organisation_id)
     groups = [_dimension(name) for name in by]
     async with database.read() as connection:
         total_row = (await connection.execute(select(*_measures()).where(*span))).one()

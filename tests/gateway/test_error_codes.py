@@ -15,9 +15,14 @@ PAGE = (ROOT / "docs/application-developer.md").read_text()
 
 
 def trees(*folders: str) -> Iterator[ast.Module]:
+    """Without the commands, whose codes are those of a shell, and the admin API, which has a page of its own."""
+    yield from trees_of(*folders, without=("cli", "admin"))
+
+
+def trees_of(*folders: str, without: tuple[str, ...] = ()) -> Iterator[ast.Module]:
     for folder in folders:
         for path in sorted((ROOT / folder).rglob("*.py")):
-            if "cli" not in path.parts:  # its codes are those of a shell
+            if not set(without) & set(path.parts):
                 yield ast.parse(path.read_text())
 
 
