@@ -160,7 +160,7 @@ class Services:
         stack.push_async_callback(self.responses.stop)
         self.http = HttpClient()
         stack.push_async_callback(self.http.aclose)
-        self.admin = AdminService(settings, load_secret(data_dir / "secret")) if settings.admin_enabled() else None
+        self.admin = AdminService(settings, secret) if settings.admin_enabled() else None
         if self.admin is not None:
             stack.push_async_callback(self.admin.close)
         self.pools = {name: self._pool(name) for name in settings.backends}
