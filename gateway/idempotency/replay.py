@@ -5,6 +5,7 @@ Status, body and ids are the first request's; a header says that it is a replay.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final, Protocol
@@ -42,26 +43,31 @@ class Source(Protocol):
         ...
 
 
-async def replay(life: Life, source: Source) -> None:
-    """Give the answer to the client of `life`.
+async def replay(life: Life, source: Source, patience_s: float | None) -> None:
+    """Give the answer to the client of `life`. `patience_s`: how long it waits for all of it; a plain answer that is
+    there is given however slowly it is read.
 
     Raises:
+        TimeoutError: that was not long enough.
         Released, Broken, TooLarge, Unreachable: see there. What was given until then shows in `exchange.started`.
     """
     exchange = life.exchange
-    start = await source.begun()
-    status, pieces = status_of(start), source.pieces()
-    if source.running and any(name == b"content-length" for name, _ in headers_of(start)):
-        # It comes as a whole, or from another process in parts: then what breaks off must not have begun here.
-        pieces = _given([piece async for piece in pieces])
-    assert life.asked is not None
-    life.writer = life.dialect.writer(life.asked, source.request_id)  # to say so, should it break off
-    life.replay_of = source.request_id
-    life.status = status
-    headers = [header for header in headers_of(start) if not header[0].startswith(_LIMITS)]
-    await exchange.start(status, [*headers, REPLAYED], start.get("tierline.keep_alive", b""))
-    async for piece in pieces:
-        await exchange.write(piece)
+    async with asyncio.timeout(patience_s) as patience:
+        start = await source.begun()
+        pieces = source.pieces()
+        if any(name == b"content-length" for name, _ in headers_of(start)):
+            if source.running:
+                # Another process may write it in parts: what breaks off must not have begun here.
+                pieces = _given([piece async for piece in pieces])
+            patience.reschedule(None)
+        assert life.asked is not None
+        life.writer = life.dialect.writer(life.asked, source.request_id)  # to say so, should it break off
+        life.replay_of = source.request_id
+        life.status = status_of(start)
+        headers = [header for header in headers_of(start) if not header[0].startswith(_LIMITS)]
+        await exchange.start(life.status, [*headers, REPLAYED], start.get("tierline.keep_alive", b""))
+        async for piece in pieces:
+            await exchange.write(piece)
     exchange.unwatch()  # the client has everything: its leaving ends nothing now
     await exchange.end()
 

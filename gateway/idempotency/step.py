@@ -7,7 +7,6 @@ tier and betas. What is remembered, and what is not, is in docs/decisions/015-id
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import time
@@ -130,8 +129,7 @@ class Idempotency:
         patience_s = None if life.deadline is None else max(0.0, life.deadline - time.monotonic())
         try:
             with source.joined():
-                async with asyncio.timeout(patience_s):
-                    await replay(life, source)
+                await replay(life, source, patience_s)
         except Released:
             return False
         except Broken:

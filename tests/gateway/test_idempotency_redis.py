@@ -205,6 +205,16 @@ async def test_a_lease_is_renewed_as_long_as_the_request_runs(redis_server: Redi
         assert await waiting == b"late"
 
 
+async def test_a_client_that_leaves_at_once_holds_no_lease(redis_server: RedisServer) -> None:
+    async with Store(redis_server, "{left}", bounds(), lease_s=600.0) as store:
+        asking = asyncio.create_task(store.shared.begin("a", "print"))
+        await asyncio.sleep(0)  # it is on its way now
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await store.published()
+        assert (await store.lead("a")).token
+
+
 async def test_writing_twice_changes_nothing(redis_server: RedisServer) -> None:
     """A call whose reply got lost is made again."""
     async with Store(redis_server, "{twice}", bounds()) as store:
