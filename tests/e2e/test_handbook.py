@@ -128,6 +128,6 @@ def test_the_examples_of_the_command_line(stack: Stack) -> None:
     assert "Paris" in shell(stack, f"curl -s {stack.base_url}/v1/chat/completions {authorization} -d '{question}'")
     stack.wait_for_ledger()
     blocks = sessions((ROOT / "docs/reference/cli.md").read_text())
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     for block in blocks:
         check_session(stack, block)

@@ -94,6 +94,19 @@ async def test_a_spent_budget_of_the_organisation(door: FrontDoor) -> None:
     assert (await door.chat(token=token, messages=MESSAGES)).status_code == 200
 
 
+async def test_a_gateway_that_starts_again_knows_what_a_team_spent(tmp_path: Path, exact: MockUpstream) -> None:
+    async with front_door(tmp_path, configuration({"up": exact})) as door:
+        token = await key(door, team="support")
+        assert (await door.chat(token=token, messages=MESSAGES, max_tokens=10)).status_code == 200
+        spent = (await door.rows())[0]["cost_nanousd"]
+        await change_level(door.services.database, "team:support", LimitChange(budget_nanousd=spent))
+    async with front_door(tmp_path, configuration({"up": exact})) as door:
+        refused = await door.chat(token=token, messages=MESSAGES)
+        assert (refused.status_code, refused.headers["x-tierline-limit"]) == (429, "team budget")
+        who = door.services.keys.authenticate(token)
+        assert await balances(door, who) == [(spent, 0)] * 4
+
+
 async def test_a_rule_sees_how_much_of_the_teams_budget_is_used(tmp_path: Path, exact: MockUpstream) -> None:
     models = {
         name: {"tier": tier, "backend": "up", "price": PRICE} for name, tier in (("tiny", "small"), ("big", "large"))
