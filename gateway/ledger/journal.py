@@ -285,7 +285,10 @@ class Journal:
     def _rotate(self, size: int) -> None:
         number = self._segment + 1
         path = self._path(number)
-        capacity = max(self._segment_bytes, frames.HEADER_BYTES + self._reserved + size)
+        # What is set aside for thousands of open attempts may fill a segment: half as much again is room for records,
+        # or each of them would need a segment of its own.
+        needed = frames.HEADER_BYTES + self._reserved + size
+        capacity = max(self._segment_bytes, needed + needed // 2)
         salt = frames.new_salt()
         try:
             made = Segment(path, capacity, frames.segment_header(salt))

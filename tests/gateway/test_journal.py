@@ -49,6 +49,21 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
     opened.close()
 
 
+def test_many_open_attempts_do_not_make_a_segment_of_each_record(journal: Journal) -> None:
+    """What is set aside for their ends is many times a segment."""
+    for number in range(300):
+        journal.append(Open(row(f"attempt-{number}")))
+    before = len(journal.segments())
+    assert before <= 12
+    for _ in range(20):
+        for number in range(300):
+            journal.append(Progress(f"attempt-{number}", 1, 1))
+    assert len(journal.segments()) <= before + 2, "six thousand small records have room where 300 ends have"
+    for number in range(300):
+        journal.append(Close(row(f"attempt-{number}", error="ü" * 1000)))
+    assert len(closed(journal)) == 300
+
+
 def test_records_come_back_in_order(journal: Journal) -> None:
     records: list[Record] = [
         Open(row("a")),
