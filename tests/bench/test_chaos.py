@@ -51,7 +51,7 @@ def test_a_whole_answer_is_right():
         {"ids": {"a", "b"}},
         {"status": 502},
     ],
-    ids=str,
+    ids=lambda wrong: next(iter(wrong)),
 )
 def test_an_answer_that_is_not_whole_is_wrong(wrong):
     assert len(judge(WHOLE, dataclasses.replace(GOOD, **wrong), ROWS)) == 1
