@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from gateway.child import LogFile
 from gateway.cli.events import Words
 from gateway.cli.main import build
-from gateway.cli.up import _first_key
+from gateway.cli.up import _first_admin_key, _first_key
 from gateway.settings import load
 from tests.conftest import open_to_others
 
@@ -80,6 +80,38 @@ def wait_until_up(process: subprocess.Popen[str]) -> str:
         if '"event": "up"' in line or "Content-Type" in line:
             return said
     raise AssertionError(f"it did not come up:\n{said}")
+
+
+# --- the first admin key ---
+
+
+def test_a_first_admin_key_is_made_and_never_printed(config: Path) -> None:
+    said = []
+    for _ in range(2):
+        with running(config) as process:
+            said.append(wait_until_up(process))
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+    path = config.parent / "var/admin-key"
+    token = path.read_text().strip()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert all("admin key  in " in text and token not in text for text in said)
+    (key,) = json.loads(tierline(config, "admin", "keys", "list", "--json"))
+    assert (key["name"], key["role"], key["prefix"]) == ("first-admin-key", "write", token[:10])
+    # Without its file there is nothing to say, and no other one is made.
+    path.unlink()
+    assert _first_admin_key(load(config)) is None
+    assert not path.exists()
+
+
+def test_without_an_admin_api_there_is_no_first_admin_key(config: Path) -> None:
+    config.write_text(config.read_text() + "admin: {enabled: false}\n")
+    with running(config) as process:
+        assert "admin key" not in wait_until_up(process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    assert not (config.parent / "var/admin-key").exists()
+    assert json.loads(tierline(config, "admin", "keys", "list", "--json")) == []
 
 
 # --- the first key ---
@@ -232,7 +264,17 @@ def test_what_a_run_leaves_is_its_owners_alone(config: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     written = {path.name for path in data.rglob("*")}
-    assert {"tierline.db", "journal", "gateway.log", "up.json", "up.lock", "secret", "first-key", "models"} <= written
+    assert {
+        "tierline.db",
+        "journal",
+        "gateway.log",
+        "up.json",
+        "up.lock",
+        "secret",
+        "first-key",
+        "admin-key",
+        "models",
+    } <= written
     assert open_to_others(data) == {}
 
 
