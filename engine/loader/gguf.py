@@ -143,6 +143,12 @@ class GgufFile:
             raise ModelFileError(self.path, f"alignment {alignment!r} is not a power of two", _REDOWNLOAD)
         base = -(-cursor.position // alignment) * alignment
         for name, shape, kind, offset in found:
+            if offset % alignment:
+                raise ModelFileError(
+                    self.path,
+                    f"tensor {name!r} starts at {offset}, no multiple of the alignment {alignment}",
+                    _REDOWNLOAD,
+                )
             self._place(name, shape, kind, base + offset)
 
     def _tensor_header(self, cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:

@@ -88,6 +88,10 @@ def test_every_truncation_is_an_error(tiny: Path, tmp_path: Path) -> None:
         (b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<QcIQIQ", 1, b"t", 1, 0, 0, 0), "blocks"),
         (b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<QcIQIQ", 1, b"t", 1, 33, 2, 0), "blocks of 32"),
         (b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<QcIQIQ", 1, b"t", 1, 32, 999, 0), "unknown type 999"),
+        (
+            b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<QcIQIQ", 1, b"t", 1, 32, 2, 8) + bytes(99),
+            "alignment 32",
+        ),
     ],
 )
 def test_malformed_files_name_the_fault(tmp_path: Path, content: bytes, message: str) -> None:
