@@ -98,9 +98,10 @@ class EngineCore:
             load_seconds=load_seconds,
         )
 
-    def send(self, message: FromCore) -> None:
-        """Send a message outside the loop (`Ready`)."""
-        self._send(message)
+    def announce(self, ready: Ready) -> None:
+        """Tell the other side that requests may come. The first snapshot goes ahead, so its metrics are true then."""
+        self._send(Step([], self.stats()))
+        self._send(ready)
 
     # --- input ---------------------------------------------------------------------------------------------------
 
@@ -287,7 +288,7 @@ def main(arguments: list[str], load: Load = load_model) -> int:
         # The model lives as long as the process: the garbage collector need not look at it again.
         gc.collect()
         gc.freeze()
-        core.send(ready)
+        core.announce(ready)
         core.run()
     except (BrokenPipeError, ConnectionResetError):
         return 0  # the HTTP process went away in mid-sentence

@@ -95,6 +95,15 @@ async def test_answers_arrive_as_text_with_counts_and_metrics():
         assert pages(samples, "free") + pages(samples, "cached") == pages(samples, "total") == 256
 
 
+async def test_the_pages_are_known_before_the_first_request():
+    async with running() as client:
+        await client.wait_ready()
+        lines = client.metrics.render().decode().splitlines()
+        counts = {state: f'tierline_engine_pages{{model="fake",state="{state}"}} ' for state in ("total", "free")}
+        for line in counts.values():
+            assert f"{line}256.0" in lines
+
+
 async def test_the_second_identical_prompt_reports_cached_tokens():
     async with running() as client:
         await client.wait_ready()
