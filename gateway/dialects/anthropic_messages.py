@@ -89,6 +89,10 @@ class AnthropicMessages:
 def _check(request: MessagesRequest) -> None:
     if not request.messages:
         raise BadRequest("'messages' must hold at least one message.", code="empty_array", param="messages")
+    for i, turn in enumerate(request.messages):
+        if turn.content == []:
+            where = f"messages[{i}].content"
+            raise BadRequest(f"'{where}' must hold at least one block.", code="empty_array", param=where)
     ranges = (("max_tokens", 1, 2**31 - 1), ("temperature", 0, 1), ("top_p", 0, 1), ("top_k", 0, 2**31 - 1))
     for name, low, high in ranges:
         value = getattr(request, name)

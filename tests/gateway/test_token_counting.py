@@ -92,6 +92,19 @@ async def test_a_count_is_a_request_of_the_minute(door: FrontDoor) -> None:
     assert int(refused.value.response.headers["retry-after"]) > 0
 
 
+@pytest.mark.parametrize(("earlier", "role"), [([], "user"), (HELLO, "user"), (HELLO, "assistant")])
+async def test_a_turn_without_blocks_is_refused_by_both(door: FrontDoor, earlier: list[Any], role: str) -> None:
+    asked = {"model": "plain", "messages": [*earlier, {"role": role, "content": []}]}
+    async with sdk(door) as client:
+        refusals = []
+        for call in (client.messages.count_tokens(**asked), client.messages.create(max_tokens=5, **asked)):
+            with pytest.raises(anthropic.BadRequestError) as refused:
+                await call
+            refusals.append(refused.value.body["error"])
+    assert refusals[0] == refusals[1]
+    assert f"'messages[{len(earlier)}].content'" in refusals[0]["message"]
+
+
 async def test_what_a_message_would_be_refused_for(door: FrontDoor) -> None:
     async with sdk(door) as client:
         with pytest.raises(anthropic.NotFoundError) as unknown:
