@@ -165,6 +165,8 @@ def check_ports(settings: Settings) -> None:
     wanted = [("server.port", settings.server.host, settings.server.port)]
     if settings.cache.enabled and settings.cache.embeddings_port is not None:
         wanted.append(("cache.embeddings_port", "127.0.0.1", settings.cache.embeddings_port))
+    if (address := settings.admin.address()) is not None and settings.admin_enabled():
+        wanted.append(("admin.listen", *address))
     wanted += [
         (f"engines.{name}.port", settings.engines[name].host, settings.engines[name].port)
         for name in autostarted(settings)

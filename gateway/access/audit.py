@@ -7,6 +7,7 @@ alters a row once it is there; the database itself refuses to. No secret ever st
 from __future__ import annotations
 
 import getpass
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,8 +51,6 @@ def local_actor() -> Actor:
     try:
         return Actor(f"cli:{getpass.getuser()}")
     except (KeyError, OSError):  # a user id without a name, as in containers
-        import os
-
         return Actor(f"cli:{os.getuid()}")
 
 

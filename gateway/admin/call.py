@@ -77,15 +77,18 @@ class Call(Generic[_Query, _Body]):
         if mine is not None and organisation_id != mine:
             raise NotFound(f"There is no {what}.")
 
-    def check_unchanged(self, etag: str) -> None:
-        """Keep to the client's `if-match`.
+    def check_unchanged(self, etag: str) -> bool:
+        """Keep to the client's `if-match`. Returns whether it names a state, which must then be there until the change.
 
         Raises:
             PreconditionFailed: it names another state than `etag`.
         """
         wanted = self.exchange.header(b"if-match")
-        if wanted is not None and wanted.strip() not in ("*", etag):
+        if wanted is None or wanted.strip() == "*":
+            return False
+        if wanted.strip() != etag:
             raise PreconditionFailed(f"It was changed meanwhile: read it again. It is {etag} now, not {wanted[:80]}.")
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +139,7 @@ class AdminRoute:
         if self.gateway_wide and caller.organisation_id is not None:
             text = "This admin key is for one organisation; this belongs to the whole gateway."
             raise NotAllowed(text, code="organisation_key")
-        if exchange.header(b"idempotency-key") is not None:
-            raise BadRequest(
-                "'idempotency-key' is not supported here; leave it out. PATCH and revoke may be repeated as they are.",
-                code="unsupported_header",
-            )
+        self._refuse_headers(exchange)
         query = _query(exchange, self.query)
         body = await self._read(exchange)
         call = Call(services, admin, exchange, caller, path, query, body)
@@ -157,6 +156,17 @@ class AdminRoute:
                 change=f"{self.method} {exchange.scope['path']}",
             )
         await self._respond(exchange, answer)
+
+    def _refuse_headers(self, exchange: Exchange) -> None:
+        """Raises BadRequest for a header that asks for what this route does not do."""
+        if exchange.header(b"idempotency-key") is not None:
+            text = (
+                "'idempotency-key' is not supported here; leave it out. PATCH and revoke may be repeated as they are."
+            )
+            raise BadRequest(text, code="unsupported_header")
+        if exchange.header(b"if-match") is not None and not (self.tagged and self.method == "PATCH"):
+            text = "'if-match' is for PATCH of what has an ETag; leave it out."
+            raise BadRequest(text, code="unsupported_header")
 
     async def _read(self, exchange: Exchange) -> Any:
         data = await exchange.body(MAX_BODY_BYTES)

@@ -159,9 +159,8 @@ async def one(call: Call[None, None]) -> Key:
 
 async def changed(call: Call[None, KeyTerms]) -> Key:
     info = await find(call)
-    call.check_unchanged(etag_of(shown(info)))
+    expected = info if call.check_unchanged(etag_of(shown(info))) else None
     change = _change(call, call.body)
-    expected = info if call.exchange.header(b"if-match") else None
 
     async def work(database: Database) -> KeyInfo:
         return await change_key(database, info.key_id, change, expected=expected, actor=call.actor)

@@ -155,8 +155,7 @@ def _routes(kind: LevelKind, body: type[msgspec.Struct]) -> list[AdminRoute]:
 
     async def changed(call: Call[None, Ceilings]) -> Owner:
         info = await _find(call, kind)
-        call.check_unchanged(etag_of(shown(info)))
-        expected = info if call.exchange.header(b"if-match") else None
+        expected = info if call.check_unchanged(etag_of(shown(info))) else None
         change = limit_change(call.body)
 
         async def work(database: Database) -> LevelInfo:

@@ -190,8 +190,9 @@ async def test_what_is_not_there_is_not_found(door: FrontDoor) -> None:
     assert refused(await someone.ask("POST", "organisations", {"name": "default"})) == (409, "already_exists")
     assert refused(await someone.ask("DELETE", "keys")) == (405, "method_not_allowed")
     assert (await someone.ask("DELETE", "keys")).headers["allow"] == "GET, POST"
-    response = await someone.ask("POST", "keys", {"name": "x"}, headers={"idempotency-key": "1"})
-    assert refused(response) == (400, "unsupported_header")
+    for header in ("idempotency-key", "if-match"):
+        response = await someone.ask("POST", "keys", {"name": "x"}, headers={header: "1"})
+        assert refused(response) == (400, "unsupported_header")
 
 
 async def test_a_revoked_key_cannot_be_changed(door: FrontDoor) -> None:

@@ -246,6 +246,14 @@ def test_an_engines_port_is_checked_too_and_port_0_is_refused(tmp_path: Path, fr
         check_ports(load(configuration(tmp_path, port=free_port, engine="{model: m, port: 0}")))
 
 
+def test_the_port_of_the_admin_api_is_checked_where_it_has_one(tmp_path: Path, free_port: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        admin = f"listen: '127.0.0.1:{taken.getsockname()[1]}'"
+        with pytest.raises(CannotStart, match=r"admin\.listen"):
+            check_ports(load(configuration(tmp_path, port=free_port, extra=f"admin: {{{admin}}}\n")))
+        check_ports(load(configuration(tmp_path, port=free_port, extra=f"admin: {{{admin}, enabled: false}}\n")))
+
+
 def test_a_second_start_on_the_same_data_is_refused(tmp_path: Path, free_port: int) -> None:
     config = configuration(tmp_path, port=free_port)
     with FileLock(tmp_path / "data/run/up.lock", note="process 4711, http://127.0.0.1:1"):

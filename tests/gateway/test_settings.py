@@ -58,6 +58,10 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
         ("{engine: tiny}", "{embedder: true}", 7, "needs cache.embeddings_port", None),
         ("tier: small", "tier: small\n    kind: embedding", 3, "only a chat model has a 'tier'", None),
         ("version: 1", "version: 1\nversion: 1", 2, "stands twice", None),
+        ("version: 1", "version: 1\nadmin: {listen: '127.0.0.1:8080'}", 2, "port 8080 is taken by the gateway", None),
+        ("version: 1", "version: 1\nadmin: {listen: '127.0.0.1:70000'}", 2, "there is no port 70000", None),
+        ("version: 1", "version: 1\nadmin: {listen: '8090'}", 2, "'admin.listen'", None),
+        ("version: 1", "version: 1\nadmin: {enable: true}", 2, "unknown key 'enable'", "enabled"),
         ("version: 1", "version: [", 1, "not valid YAML", None),
     ],
 )
