@@ -222,6 +222,10 @@ _PER_LETTER: Final = 0.24
 _PER_DIGIT: Final = 1.0
 _PER_MARK: Final = 0.85
 _PER_NEWLINE: Final = 0.7
+_PER_TAB: Final = 0.25  # vocabularies merge a few
+# The space before a word is part of its token, and a short run is paid for by its line; a long one makes tokens, of up
+# to 16 spaces in some vocabularies and of 80 in others.
+_LONG_RUN: Final = b" " * 16
 _PER_WIDE_CHAR: Final = 1.3  # Chinese, Japanese, Korean: 0.7 to 2 by vocabulary
 _PER_OTHER_CHAR: Final = 0.65  # Cyrillic, Arabic, accented Latin, ...
 _WIDE: Final = re.compile(r"[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff]")
@@ -229,6 +233,8 @@ _WIDE: Final = re.compile(r"[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffe
 
 def estimate_tokens(text: str) -> int:
     """About how many tokens `text` has, from its characters by script; 0 for the empty string, else at least 1.
+
+    Never less than one for every 70 characters, whatever they are, so no text is too long unseen.
 
     An estimate for routing, and for the bill only where no server said how many there were. Cost: microseconds, linear
     in the length.
@@ -240,8 +246,9 @@ def estimate_tokens(text: str) -> int:
     letters = size - len(raw.translate(None, _LETTERS))
     digits = size - len(raw.translate(None, _DIGITS))
     spaces = size - len(raw.translate(None, _SPACES))
-    newlines = raw.count(b"\n")
-    total = _PER_LETTER * letters + _PER_DIGIT * digits + _PER_NEWLINE * newlines
+    newlines = raw.count(b"\n") + raw.count(b"\r") - raw.count(b"\r\n")
+    total = _PER_LETTER * letters + _PER_DIGIT * digits + _PER_NEWLINE * newlines + _PER_TAB * raw.count(b"\t")
+    total += raw.count(_LONG_RUN)
     if size == len(text):
         marks = size - letters - digits - spaces
     else:

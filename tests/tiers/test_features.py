@@ -114,6 +114,17 @@ def test_token_estimates_grow_with_the_text(one: str, other: str) -> None:
     assert (estimate_tokens(one) == 0) == (one == "")
 
 
+@given(st.text(alphabet=st.sampled_from(" \t\n\r\v\u00a0a"), max_size=400), st.integers(1, 50))
+def test_no_text_hides_from_the_estimate(text: str, times: int) -> None:
+    """Token for token, what is sent to fill the context may be all white space."""
+    assert estimate_tokens(text * times) >= len(text) * times / 70 - 1
+
+
+@pytest.mark.parametrize("text", [" " * 30_000_000, "\t" * 1_000_000, "\r" * 1_000_000, " \t" * 500_000])
+def test_white_space_counts(text: str) -> None:
+    assert estimate_tokens(text) >= len(text) / 80
+
+
 ENGLISH = "The committee met on Tuesday to discuss the budget, and after two hours it agreed to close the old bridge. "
 CODE = "def add(a, b):\n    total = a + b\n    if total > 100:\n        raise ValueError('too large')\n    return 0\n"
 NUMBERS = "Revenue 2024: 1,234,567.89 USD; 2025: 1,345,678.90 USD. "
@@ -128,6 +139,8 @@ def test_estimates_are_near_a_real_tokenizer(smollm2_path: Path) -> None:
     for text in (ENGLISH * 5, CODE * 5, NUMBERS * 5):
         real = len(tokenizer(text)["input_ids"])
         assert 0.75 < estimate_tokens(text) / real < 1.25
+    for text in (" " * 8000, "\t" * 8000):
+        assert 1 < estimate_tokens(text) / len(tokenizer(text)["input_ids"]) <= 5
 
 
 def test_other_scripts_cost_more_per_character() -> None:
