@@ -102,7 +102,12 @@ def build(extra_flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     path = cache_dir() / f"cpu-{_fingerprint(compiler, flags)}.so"
     if not path.exists():
         _compile(compiler, flags, path)
-    kernels = ctypes.CDLL(str(path))
+    try:
+        kernels = ctypes.CDLL(str(path))
+    except OSError as error:  # the machine went down before all of it was on the disk
+        logger.warning("the compiled CPU kernels cannot be loaded and are compiled again: %s", error)
+        _compile(compiler, flags, path)
+        kernels = ctypes.CDLL(str(path))
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(kernels, name)
         function.restype, function.argtypes = result, arguments
@@ -113,8 +118,11 @@ def cache_dir() -> Path:
     """Where compiled kernels are kept: private to the user, since what lies there is executed."""
     root = os.environ.get("TIERLINE_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(root) / "tierline" / "native"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    status = folder.stat()
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = folder.stat()
+    except OSError as error:
+        raise NativeBuildError(f"there is no place to keep them: {error}: set TIERLINE_CACHE_DIR") from error
     if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o022):
         raise NativeBuildError(f"{folder} belongs to, or can be written by, another user: set TIERLINE_CACHE_DIR")
     return folder
@@ -140,6 +148,13 @@ def _processor_features() -> str:
 
 def _compile(compiler: str, flags: tuple[str, ...], target: Path) -> None:
     logger.info("compiling the CPU kernels, once for this machine")
+    try:
+        _compile_beside(compiler, flags, target)
+    except OSError as error:  # read-only, or full
+        raise NativeBuildError(f"{target.parent} cannot be written: {error}: set TIERLINE_CACHE_DIR") from error
+
+
+def _compile_beside(compiler: str, flags: tuple[str, ...], target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         for name, code in _CODE.items():
             (Path(scratch) / name).write_bytes(code)

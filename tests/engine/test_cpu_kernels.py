@@ -1,15 +1,11 @@
-"""The compiled CPU kernels against plain torch, and the way they are built: cached, optional, never silently wrong."""
+"""The compiled CPU kernels against plain torch; how they are built is in test_native_build.py."""
 
 from __future__ import annotations
 
 import ctypes
-import importlib.util
-import logging
 import math
-import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +16,6 @@ from gguf.quants import quantize
 from engine.layers import native
 from engine.layers.attention import AttentionConfig
 from engine.layers.attention_cpu import CpuAttention
-from engine.layers.device import build_ops
 from engine.layers.linear_native import NativePackedLinear
 from engine.layers.ops_cpu import NativeOps
 from engine.layers.ops_torch import TorchOps
@@ -286,65 +281,3 @@ def test_threads_that_call_at_once_get_their_own_results(library: ctypes.CDLL) -
             assert list(threads.map(call, range(callers))) == [500] * callers
     finally:
         library.tl_set_threads(torch.get_num_threads())
-
-
-def test_the_library_is_built_once_and_kept_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TIERLINE_CACHE_DIR", str(tmp_path))
-    native.build(("-O0",))
-    (built,) = (tmp_path / "tierline" / "native").glob("*.so")
-    stamp = built.stat().st_mtime_ns
-    native.build(("-O0",))
-    assert built.stat().st_mtime_ns == stamp
-    assert (tmp_path / "tierline" / "native").stat().st_mode & 0o077 == 0
-    (tmp_path / "tierline" / "native").chmod(0o777)
-    with pytest.raises(native.NativeBuildError, match="TIERLINE_CACHE_DIR"):
-        native.build(("-O0",))
-
-
-def test_kernels_are_those_that_the_module_was_loaded_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package replaced under a running process: its Python must not meet kernels that take other arguments."""
-    monkeypatch.setenv("TIERLINE_CACHE_DIR", str(tmp_path / "cache"))
-    source = Path(native.__file__)
-    shutil.copytree(source.parent.parent / "kernels", tmp_path / "kernels")
-    (tmp_path / "layers").mkdir()
-    shutil.copy(source, tmp_path / "layers")
-    spec = importlib.util.spec_from_file_location("copied_native", tmp_path / "layers" / source.name)
-    assert spec is not None
-    assert spec.loader is not None
-    copied = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(copied)
-    for file in (tmp_path / "kernels").glob("*.[ch]"):
-        file.write_text("#error another version")
-    x, w = randn(3, 64), randn(64, seed=1)
-    close(NativeOps(copied.build(("-O0",))).rms_norm(x, w, 1e-5), TorchOps().rms_norm(x, w, 1e-5))
-    shutil.rmtree(tmp_path / "kernels")
-    incomplete = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(incomplete)
-    with pytest.raises(incomplete.NativeBuildError, match="installation is incomplete"):
-        incomplete.build()
-
-
-def test_without_a_compiler_everything_still_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("TIERLINE_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("TIERLINE_NATIVE", raising=False)
-    uncached = native.library.__wrapped__
-    with caplog.at_level(logging.WARNING):
-        assert uncached() is None
-    assert "no C compiler found" in caplog.text
-    monkeypatch.setattr(native, "library", uncached)
-    assert type(build_ops(CPU)) is TorchOps
-
-
-def test_a_compiler_that_fails_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TIERLINE_CACHE_DIR", str(tmp_path))
-    with pytest.raises(native.NativeBuildError, match="no-such-flag"):
-        native.build(("-fno-such-flag-exists",))
-    assert not list((tmp_path / "tierline" / "native").iterdir())
-
-
-def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TIERLINE_NATIVE", "0")
-    assert native.library.__wrapped__() is None
