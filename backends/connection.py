@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections import deque
 from typing import Literal, cast
 from urllib.parse import urlsplit
 
@@ -108,7 +107,7 @@ class Exchange:
         active.add(self)
         self._connection: Connection | None = connection
         self._loop = loop
-        self._pieces: deque[bytes] = deque()
+        self._pieces: list[bytes] = []  # seldom more than one, and a list is a tenth of an empty deque
         self._size = 0
         self._waiter: asyncio.Future[None] | None = None
         self._error: HttpFailure | None = None
@@ -132,7 +131,7 @@ class Exchange:
             if self.complete:
                 return b""
             await self._wait()
-        piece = self._pieces.popleft()
+        piece = self._pieces.pop(0)
         self._size -= len(piece)
         if self._connection is not None and self._connection.paused and self._size <= LOW_WATER_BYTES:
             self._connection.resume()
@@ -232,6 +231,19 @@ class Exchange:
 
 class Connection(asyncio.Protocol):
     """One connection to an origin; it carries one exchange at a time."""
+
+    __slots__ = (
+        "_exchange",
+        "_head_bytes",
+        "_headers",
+        "_keep_alive",
+        "_origin",
+        "_parser",
+        "_transport",
+        "paused",
+        "used_at",
+        "uses",
+    )
 
     def __init__(self, origin: Origin) -> None:
         self._origin = origin

@@ -9,7 +9,6 @@ committed at its first content: what came before is held back until then.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 
 from backends.attempt import AttemptFailed, CutKind, Event, Outcome, StreamCut
@@ -55,7 +54,7 @@ class EventStream:
         self._gives_reasons = gives_reasons
         self._on_end: OnEnd | None = on_end
         self._parser = SseParser()
-        self._ready: deque[Event] = deque()
+        self._ready: list[Event] = []  # those of one piece: an empty list is a tenth of an empty deque
         self._finished: set[int] = set()
         self._over = False  # the server needs to send nothing more
         self._progressed = True  # an event since the latest wait did more than keep the connection alive
@@ -93,7 +92,7 @@ class EventStream:
                 await self._fill()
             if not ready:
                 self._stop()
-        event = ready.popleft()
+        event = ready.pop(0)
         if not event.idle:
             self._progressed = True
         return event

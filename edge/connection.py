@@ -56,6 +56,15 @@ class State(ServerState):
 class Connection(HttpToolsProtocol):
     """Made by uvicorn for each accepted socket; `Server` calls `sweep`, `shutdown` and `is_busy`."""
 
+    # Apart from the instance's dictionary: with more than thirty names it could share its keys with no other instance.
+    # fmt: off
+    __slots__ = (
+        "_body_bytes", "_body_read_at", "_body_since", "_content_bytes", "_deaf", "_fed", "_head_bytes", "_head_since",
+        "_heard_at", "_hosts", "_idle_since", "_line_bytes", "_linger_since", "_running", "_served", "_stage",
+        "_unread", "_unwanted_bytes", "limits", "state",
+    )
+    # fmt: on
+
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.state = cast(State, self.server_state)

@@ -57,6 +57,7 @@ async def serve(dialect: Dialect, services: Services, exchange: Exchange) -> Non
         services.begin_span(life)
         if life.idempotency_key is not None and await services.idempotency.repeated(life, body):
             return
+        del body  # a long prompt is in memory once, decoded
         await recall(services, life)
         await route(services, life)
         accounting.decided()
