@@ -18,7 +18,7 @@ MAX_ELEMENTS: Final = 100_000
 MAX_TEXTS: Final = 2048
 MAX_TOKEN_IDS: Final = 1_048_576
 # Elements of the fields that hold many, by name in any dialect.
-_MOST: Final = {
+MOST_ELEMENTS: Final = {
     "messages": 10_000,
     "tools": 1024,
     "functions": 1024,
@@ -46,7 +46,7 @@ def check_bounds(body: Json, *, tokens: str | None = None) -> None:
     if len(body) > MAX_FIELDS:
         raise _too_long(f"The body has {len(body)} fields; at most {MAX_FIELDS} are taken.", None)
     for name, value in body.items():
-        most = _MOST.get(name)
+        most = MOST_ELEMENTS.get(name)
         if most is not None and isinstance(value, _CONTAINERS) and len(value) > most:
             raise _too_long(f"'{name}' has {len(value)} elements; at most {most} are taken.", name)
     messages = body.get("messages")

@@ -232,9 +232,9 @@ def whole_number(text: str, digits: int) -> int | None:
     return int(text) if len(text) <= digits and text.isascii() and text.isdigit() else None
 
 
-_MAX_SALT_CHARACTERS = 128
+MAX_SALT_CHARACTERS = 128
 _TOKEN_ID_DIGITS = 10
-_RANGES: tuple[tuple[str, float, float], ...] = (
+RANGES: tuple[tuple[str, float, float], ...] = (
     ("temperature", 0, 2),
     ("top_p", 0, 1),
     ("frequency_penalty", -2, 2),
@@ -253,7 +253,7 @@ def check_ranges(request: msgspec.Struct) -> None:
     Raises:
         InvalidRequest: names the parameter and says what is allowed.
     """
-    for name, low, high in _RANGES:
+    for name, low, high in RANGES:
         value = getattr(request, name, None)
         if value is not None and not low <= value <= high:
             raise InvalidRequest(f"'{name}' must be between {low} and {high}, got {value}.", param=name)
@@ -270,9 +270,9 @@ def validate(request: ChatRequest) -> None:
     check_ranges(request)
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
-    if request.cache_salt is not None and not 1 <= len(request.cache_salt) <= _MAX_SALT_CHARACTERS:
+    if request.cache_salt is not None and not 1 <= len(request.cache_salt) <= MAX_SALT_CHARACTERS:
         raise InvalidRequest(
-            f"'cache_salt' must have 1 to {_MAX_SALT_CHARACTERS} characters; leave it out to share the cache.",
+            f"'cache_salt' must have 1 to {MAX_SALT_CHARACTERS} characters; leave it out to share the cache.",
             param="cache_salt",
         )
     stops = [request.stop] if isinstance(request.stop, str) else request.stop or []

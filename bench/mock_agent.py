@@ -2,7 +2,8 @@
 
 It thinks if asked to (`reasoning_effort`), calls each tool once where the last turn is the user's, the first with
 arguments and the others without, and else says what the tools returned. A stop string of the request ends its answer,
-which is an object where the request wants JSON. It gives as many answers (`n`) and `logprobs` as are asked for.
+which is an object where the request wants JSON. It gives as many answers (`n`) and `logprobs` as are asked for. Text
+completions and rankings it has as well.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ USAGE = {
     "completion_tokens_details": {"reasoning_tokens": 4},
 }
 
+_TEXT_CHOICE: dict[str, Any] = {"text": TEXT, "finish_reason": "stop", "logprobs": None}
 _encode = msgspec.json.encode
 
 
@@ -34,6 +36,12 @@ class AgentWire(OpenAIWire):
 
     def answer(self, record: Record) -> bytes:
         asked = _decode(record)
+        if record.path.endswith("/rerank"):
+            ranks = [{"index": i, "relevance_score": 1 / (i + 1)} for i in range(len(asked["documents"]))]
+            return http_answer(200, _encode({"id": "rank-agent", "results": ranks, "usage": USAGE}))
+        if "messages" not in asked:
+            texts = [{**_TEXT_CHOICE, "index": index} for index in range(_texts(asked))]
+            return http_answer(200, _encode({**_fields("text_completion"), "choices": texts, "usage": USAGE}))
         text, stop = _text(asked)
         calls = _calls(asked)
         message: dict[str, Any] = {"role": "assistant", "content": None if calls else text}
@@ -48,6 +56,8 @@ class AgentWire(OpenAIWire):
 
     def start(self, record: Record) -> bytes:
         asked = _decode(record)
+        if "messages" not in asked:
+            return b""
         first = {"role": "assistant", "content": ""}
         said = b"".join(_chunk(first, index=index) for index in range(asked.get("n") or 1))
         if asked.get("reasoning_effort"):
@@ -57,15 +67,20 @@ class AgentWire(OpenAIWire):
     def text(self, record: Record, pad: bytes) -> bytes:
         """The whole text in its second event, so that any number of chunks says the same."""
         asked = _decode(record)
-        if record.events != 1 or _calls(asked):
+        if record.events != 1 or "messages" not in asked or _calls(asked):
             return b""
         said = {"content": _text(asked)[0]}
         return b"".join(_chunk(said, index=index, logprobs=_logprobs(asked)) for index in range(asked.get("n") or 1))
 
     def finish(self, record: Record) -> bytes:
         asked = _decode(record)
-        calls = _calls(asked)
         said = b""
+        if "messages" not in asked:
+            for index in range(_texts(asked)):
+                choice = {**_TEXT_CHOICE, "index": index}
+                said += sse(_encode({**_fields("text_completion"), "choices": [choice]}))
+            return said + sse(b"[DONE]")
+        calls = _calls(asked)
         for number, (name, arguments) in enumerate(calls):
             said += _chunk({"tool_calls": [{"index": number, **_call(number, name, "")}]})
             for piece in (arguments[:7], arguments[7:]):
@@ -81,6 +96,13 @@ class AgentWire(OpenAIWire):
 def _decode(record: Record) -> dict[str, Any]:
     asked: dict[str, Any] = msgspec.json.decode(record.body)
     return asked
+
+
+def _texts(asked: dict[str, Any]) -> int:
+    """How many text completions: `n` for each prompt."""
+    prompt = asked["prompt"]
+    several = isinstance(prompt, list) and not isinstance(prompt[0], int)
+    return (len(prompt) if several else 1) * (asked.get("n") or 1)
 
 
 def _calls(asked: dict[str, Any]) -> list[tuple[str, str]]:

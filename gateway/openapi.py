@@ -5,14 +5,10 @@ from __future__ import annotations
 from importlib import metadata
 from typing import Any
 
-import msgspec
+from backends.protocol import Json
+from gateway.openapi_schemas import components, error, ref
+from tiers import TIERS
 
-from backends.protocol import ChatChunk, ChatCompletion, ChatRequest, CompletionRequest, Json
-from gateway.dialects.anthropic_messages import MessagesRequest
-from gateway.dialects.openai_embeddings import EmbeddingsRequest, RerankRequest
-from gateway.dialects.openai_responses import ResponsesRequest
-
-_REF = "#/components/schemas/{name}"
 _RESPONSE = ["response_id"]
 _ERRORS = {
     "400": "The request is malformed, or asks for something that no model here can do.",
@@ -20,19 +16,30 @@ _ERRORS = {
     "403": "The key may not use this model.",
     "404": "The model is unknown.",
     "409": "The answer to this idempotency key was too large to be kept.",
+    "408": "The request came too slowly.",
     "413": "The body is larger than the configured limit.",
     "422": "The idempotency key belongs to another request.",
     "429": "A rate limit or a budget is exhausted; `retry-after` says when to try again.",
+    "500": "A fault of the gateway; its log has the reason under the request id.",
     "502": "The backend answered with something that is not an answer.",
     "503": "No backend can answer now.",
     "504": "The backend did not answer in time.",
 }
-_REQUEST_HEADERS = {
-    "x-tierline-tier": "Use this tier whatever the policy says: small, medium, large or xlarge.",
-    "x-tierline-cache": "no-cache (do not read), no-store (do not write), only-if-cached (answer 504 on a miss).",
-    "x-tierline-tags": "Comma-separated NAME=VALUE pairs that go into the ledger row.",
-    "x-tierline-deadline-ms": "Give up after this many milliseconds, all attempts together.",
-    "idempotency-key": "The same request with the same key gets the first one's answer, and is billed once.",
+_REQUEST_HEADERS: dict[str, tuple[str, Json]] = {
+    "x-tierline-tier": ("Use this tier whatever the policy says; chat only.", {"enum": list(TIERS)}),
+    "x-tierline-cache": (
+        "no-cache (do not read), no-store (do not write), only-if-cached (answer 504 on a miss); several by commas.",
+        {"type": "string"},
+    ),
+    "x-tierline-tags": ("Comma-separated NAME=VALUE pairs that go into the ledger row.", {"type": "string"}),
+    "x-tierline-deadline-ms": (
+        "Give up after this many milliseconds, all attempts together.",
+        {"type": "integer", "minimum": 1, "maximum": 86_400_000},
+    ),
+    "idempotency-key": (
+        "The same request with the same key gets the first one's answer, and is billed once.",
+        {"type": "string"},
+    ),
 }
 _RESPONSE_HEADERS = {
     "x-request-id": "Id of this request, as in the ledger and in `tierline explain`.",
@@ -52,9 +59,6 @@ _RESPONSE_HEADERS = {
 
 def document() -> dict[str, Any]:
     """The whole document, as plain data."""
-    requests = [ChatRequest, CompletionRequest, MessagesRequest, EmbeddingsRequest, RerankRequest, ResponsesRequest]
-    _, components = msgspec.json.schema_components([*requests, ChatCompletion, ChatChunk], ref_template=_REF)
-    components["Error"] = error_schema()
     return {
         "openapi": "3.1.0",
         "info": {
@@ -70,20 +74,25 @@ def document() -> dict[str, Any]:
                     "Answer a conversation, whole or as a stream of server-sent events.",
                     "createChatCompletion",
                     "ChatRequest",
-                    answer={"$ref": _REF.format(name="ChatCompletion")},
-                    event={"$ref": _REF.format(name="ChatChunk")},
+                    answer="ChatCompletion",
+                    event="ChatChunk",
                 )
             },
-            "/v1/completions": {"post": _model_route("Continue a text.", "createCompletion", "CompletionRequest")},
-            "/v1/embeddings": {
-                "post": _model_route("Turn texts into vectors.", "createEmbedding", "EmbeddingsRequest")
+            "/v1/completions": {
+                "post": _model_route(
+                    "Continue a text.", "createCompletion", "CompletionRequest", "TextCompletion", "ChatChunk"
+                )
             },
-            "/v1/rerank": {"post": _model_route("Order documents by a query.", "rerank", "RerankRequest")},
+            "/v1/embeddings": {
+                "post": _model_route("Turn texts into vectors.", "createEmbedding", "EmbeddingsRequest", "Embeddings")
+            },
+            "/v1/rerank": {"post": _model_route("Order documents by a query.", "rerank", "RerankRequest", "Ranking")},
             "/v1/responses": {
                 "post": _model_route(
                     "Answer a conversation that the gateway may remember, in the Responses dialect.",
                     "createResponse",
                     "ResponsesRequest",
+                    event="ResponseEvent",
                 )
             },
             "/v1/responses/{response_id}": {
@@ -94,89 +103,104 @@ def document() -> dict[str, Any]:
             "/v1/responses/{response_id}/cancel": {"post": _cancel_route()},
             "/v1/messages": {
                 "post": _model_route(
-                    "Answer a conversation in the Anthropic dialect.", "createMessage", "MessagesRequest"
+                    "Answer a conversation in the Anthropic dialect.",
+                    "createMessage",
+                    "MessagesRequest",
+                    answer="AnthropicMessage",
+                    event="AnthropicEvent",
+                    error="MessagesError",
                 )
             },
             "/v1/messages/count_tokens": {"post": _count_route()},
-            "/v1/models": {"get": _get("List the models that this key may use.", "listModels")},
-            "/v1/models/{model}": {"get": _get("Describe one model.", "getModel", ["model"])},
-            "/health/live": {"get": _open("The process runs.", "live")},
-            "/health/ready": {"get": _open("The gateway can take requests.", "ready")},
-            "/metrics": {"get": _open("Prometheus metrics.", "metrics", "text/plain")},
+            "/v1/models": {"get": _get("List the models that this key may use.", "listModels", answer="ModelList")},
+            "/v1/models/{model}": {"get": _get("Describe one model.", "getModel", ["model"], answer="Model")},
+            "/health/live": {"get": _open("The process runs.", "live", schema=ref("Live"))},
+            "/health/ready": {"get": _ready_route()},
+            "/metrics": {"get": _open("Prometheus metrics.", "metrics", "text/plain", {"type": "string"})},
             "/openapi.json": {"get": _open("This document.", "openapi")},
         },
         "components": {
-            "schemas": components,
+            "schemas": components(),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
 
 
 def error_schema() -> dict[str, Any]:
-    properties = {
-        "message": {"type": "string"},
-        "type": {"type": "string"},
-        "code": {"type": ["string", "null"]},
-        "param": {"type": ["string", "null"]},
-        "request_id": {"type": "string"},
+    """An error in the OpenAI dialect."""
+    return error()
+
+
+def _error_responses(*statuses: str, schema: str = "Error") -> dict[str, Any]:
+    content = {"application/json": {"schema": ref(schema)}}
+    return {
+        status: {"description": _ERRORS[status], "content": content, "headers": _headers("x-request-id")}
+        for status in statuses
     }
-    inner = {"type": "object", "properties": properties, "required": ["message", "type", "code", "request_id"]}
-    return {"type": "object", "properties": {"error": inner}, "required": ["error"]}
 
 
-def _error_responses(*statuses: str) -> dict[str, Any]:
-    schema = {"application/json": {"schema": {"$ref": _REF.format(name="Error")}}}
-    return {status: {"description": _ERRORS[status], "content": schema} for status in statuses}
+def _headers(*names: str) -> Json:
+    return {name: {"description": _RESPONSE_HEADERS[name], "schema": {"type": "string"}} for name in names}
 
 
 def _model_route(
-    summary: str, operation: str, request: str, answer: Json | None = None, event: Json | None = None
+    summary: str,
+    operation: str,
+    request: str,
+    answer: str | None = None,
+    event: str | None = None,
+    error: str = "Error",
 ) -> Json:
-    """A route that reaches models. An answer without a schema is as the dialect has it."""
-    anything: Json = {"type": "object"}
-    content = {
-        "application/json": {"schema": answer or anything},
-        "text/event-stream": {"schema": event or anything},
-    }
-    headers = {name: {"description": text, "schema": {"type": "string"}} for name, text in _RESPONSE_HEADERS.items()}
+    """A route that reaches models. An answer without a schema is as the dialect has it; without events there is no
+    stream. A stream has a JSON document in each event, which no schema of its text can say: `x-event` describes it."""
+    content: Json = {"application/json": {"schema": ref(answer) if answer else {"type": "object"}}}
+    if event is not None:
+        content["text/event-stream"] = {"schema": {"type": "string"}, "x-event": ref(event)}
     return {
         "operationId": operation,
         "summary": summary,
         "parameters": [
-            {"name": name, "in": "header", "required": False, "description": text, "schema": {"type": "string"}}
-            for name, text in _REQUEST_HEADERS.items()
+            {"name": name, "in": "header", "required": False, "description": text, "schema": schema}
+            for name, (text, schema) in _REQUEST_HEADERS.items()
         ],
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": {"$ref": _REF.format(name=request)}}},
-        },
-        "responses": {"200": {"description": "The answer.", "content": content, "headers": headers}}
-        | _error_responses(*_ERRORS),
+        "requestBody": {"required": True, "content": {"application/json": {"schema": ref(request)}}},
+        "responses": {
+            "200": {"description": "The answer.", "content": content, "headers": _headers(*_RESPONSE_HEADERS)}
+        }
+        | _error_responses(*_ERRORS, schema=error),
     }
 
 
 def _count_route() -> Json:
-    count: Json = {"type": "object", "properties": {"input_tokens": {"type": "integer"}}, "required": ["input_tokens"]}
-    route = _model_route("Count the input tokens of a message.", "countMessageTokens", "MessagesRequest", answer=count)
-    answer = route["responses"]["200"]
-    del answer["content"]["text/event-stream"]
+    route = _model_route(
+        "Count the input tokens of a message.",
+        "countMessageTokens",
+        "MessagesRequest",
+        answer="TokenCount",
+        error="MessagesError",
+    )
     text = "counted by the server that would answer, or estimated."
-    answer["headers"] = {
-        name: answer["headers"][name] for name in ("x-request-id", "x-tierline-policy", "x-tierline-model")
-    } | {"x-tierline-count": {"description": text, "schema": {"type": "string"}}}
+    route["responses"]["200"]["headers"] = _headers("x-request-id", "x-tierline-policy", "x-tierline-model") | {
+        "x-tierline-count": {"description": text, "schema": {"type": "string"}}
+    }
     return route
 
 
-def _get(summary: str, operation: str, path_parameters: list[str] | None = None) -> dict[str, Any]:
+def _get(
+    summary: str, operation: str, path_parameters: list[str] | None = None, answer: str | None = None
+) -> dict[str, Any]:
+    content = {"application/json": {"schema": ref(answer) if answer else {"type": "object"}}}
+    errors = ("400", "401", "403", "404", "500") if path_parameters else ("400", "401", "500")
     described: dict[str, Any] = {
         "operationId": operation,
         "summary": summary,
-        "responses": {"200": {"description": "Found.", "content": {"application/json": {"schema": {"type": "object"}}}}}
-        | _error_responses("401", *(["404"] if path_parameters else [])),
+        "responses": {"200": {"description": "Found.", "content": content, "headers": _headers("x-request-id")}}
+        | _error_responses(*errors),
     }
     if path_parameters:
         described["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in path_parameters
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+            for name in path_parameters
         ]
     return described
 
@@ -203,10 +227,18 @@ def _cancel_route() -> Json:
     return route
 
 
-def _open(summary: str, operation: str, content: str = "application/json") -> dict[str, Any]:
+def _open(
+    summary: str, operation: str, content: str = "application/json", schema: Json | None = None
+) -> dict[str, Any]:
     return {
         "operationId": operation,
         "summary": summary,
         "security": [],
-        "responses": {"200": {"description": summary, "content": {content: {}}}},
+        "responses": {"200": {"description": summary, "content": {content: {"schema": schema or {"type": "object"}}}}},
     }
+
+
+def _ready_route() -> Json:
+    route = _open("Whether this process should get traffic.", "ready", schema=ref("Ready"))
+    route["responses"]["503"] = {**route["responses"]["200"], "description": "It should not; `reasons` says why."}
+    return route

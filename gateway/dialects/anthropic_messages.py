@@ -31,6 +31,13 @@ _KNOWN = frozenset(
 )  # fmt: skip
 # How many tokens of thinking each effort stands for, upper ends.
 _EFFORTS = ((2048, "low"), (8192, "medium"))
+# What each number may be.
+RANGES: tuple[tuple[str, float, float], ...] = (
+    ("max_tokens", 1, 2**31 - 1),
+    ("temperature", 0, 1),
+    ("top_p", 0, 1),
+    ("top_k", 0, 2**31 - 1),
+)
 # Words for an effort that the common form does not have.
 _EFFORT_NAMES = {"max": "xhigh"}
 
@@ -93,8 +100,7 @@ def _check(request: MessagesRequest) -> None:
         if turn.content == []:
             where = f"messages[{i}].content"
             raise BadRequest(f"'{where}' must hold at least one block.", code="empty_array", param=where)
-    ranges = (("max_tokens", 1, 2**31 - 1), ("temperature", 0, 1), ("top_p", 0, 1), ("top_k", 0, 2**31 - 1))
-    for name, low, high in ranges:
+    for name, low, high in RANGES:
         value = getattr(request, name)
         if value is not None and not low <= value <= high:
             text = f"'{name}' must be between {low} and {high}, got {value}."

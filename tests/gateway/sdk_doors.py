@@ -10,6 +10,7 @@ from typing import Any
 from bench.mock_agent import AgentWire
 from bench.mock_anthropic import AnthropicWire
 from bench.mock_upstream import MockUpstream
+from gateway.tracing import Tracing
 from tests.gateway.front_door import PRICE, FrontDoor, configuration, front_door
 
 CAPABILITIES = ["tools", "reasoning", "json_schema", "vision", "logprobs"]
@@ -41,7 +42,7 @@ class Doors:
 
 
 @asynccontextmanager
-async def doors(root: Path) -> AsyncIterator[Doors]:
+async def doors(root: Path, *, tracing: Tracing | None = None) -> AsyncIterator[Doors]:
     """Models are named SERVER or SERVER-FAULT: `agent`, `claude-cut`, … The Anthropic server's key is in CLAUDE_KEY."""
     agent, claude = MockUpstream(AgentWire()), MockUpstream(AnthropicWire())
     await agent.start()
@@ -60,7 +61,7 @@ async def doors(root: Path) -> AsyncIterator[Doors]:
     document["backends"]["claude"] |= {"dialect": "anthropic", "api_key_env": "CLAUDE_KEY"}
     document["server"]["max_body_bytes"] = 1 << 20
     try:
-        async with front_door(root, document, policy=POLICY) as door:
+        async with front_door(root, document, policy=POLICY, tracing=tracing) as door:
             yield Doors(door, agent, claude)
     finally:
         await agent.stop()
