@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from edge.cycle import LEAVING, Cycle
@@ -36,6 +36,7 @@ from edge.limits import (
     head_too_large,
     malformed,
     read_timed_out,
+    unknown_coding,
 )
 
 logger = logging.getLogger("tierline.edge")
@@ -75,6 +76,7 @@ class Connection(HttpToolsProtocol):
         self._served = False  # whether a request was answered
         self._fed = 0  # bytes that the parser is at
         self._hosts = 0
+        self._codings = 0  # lines that say how the body is transferred
         # Of a head that came in pieces: when it began, at most how many bytes it has (the first piece may also hold the
         # end of an earlier request), and those of the line that has no end yet.
         self._head_since: float | None = None
@@ -165,7 +167,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._stage = _HEAD
-        self._hosts = 0
+        self._hosts = self._codings = 0
         self._head_since = None
         self._head_bytes = 0
 
@@ -175,6 +177,10 @@ class Connection(HttpToolsProtocol):
         name = name.lower()
         if name == b"host":
             self._hosts += 1
+        elif name == b"transfer-encoding":
+            self._codings += 1
+            if value.strip().lower() != b"chunked":
+                raise unknown_coding()
         elif name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
         self.headers.append((name, value))
@@ -185,6 +191,8 @@ class Connection(HttpToolsProtocol):
             raise malformed("This server speaks HTTP/1.1.")
         if self._hosts != 1 and (self._hosts or version == "1.1"):
             raise malformed("An HTTP/1.1 request needs the header 'host', once.")
+        if self._codings and (self._codings > 1 or version == "1.0"):
+            raise malformed("The header 'transfer-encoding' is for HTTP/1.1, once.")
         self._head_bytes += self._fed
         self._line_bytes = 0
         if len(self.headers) > MAX_HEADERS or self._head_is_too_large():
@@ -303,20 +311,8 @@ class Connection(HttpToolsProtocol):
             return
         logger.info("refused a request of %s: %d %s (%s)", self._peer(), why.status, why, why.request_id)
         if faulty is None or not faulty.response_started:
-            self.transport.write(self._error(why))
+            self.transport.write(why.answer(self.state.default_headers))
         self._linger()
-
-    def _error(self, why: Refused) -> bytes:
-        body = why.body()
-        headers = [
-            *self.state.default_headers,
-            (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(body)),
-            (b"x-request-id", why.request_id.encode()),
-            (b"connection", b"close"),
-        ]
-        lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
-        return STATUS_LINE[why.status] + lines + b"\r\n" + body
 
     def _linger(self) -> None:
         """Nothing more is written: say so, and read on for a while what the client is still sending."""

@@ -1,7 +1,8 @@
 """One request and its answer: uvicorn's, but for how the answer is written.
 
 The head waits for the first piece of the body and leaves with it, in one write; if none comes in the same turn of the
-event loop, it leaves alone. Headers are checked as a whole instead of one by one. A stream whose application says what
+event loop, it leaves alone. An answer without a length is chunked, and for a client of HTTP/1.0, which knows no chunks,
+ends with the connection. Headers are checked as a whole instead of one by one. A stream whose application says what
 keeps it alive sends that when nothing else was sent for a while. Closing is left to the connection.
 """
 
@@ -24,7 +25,8 @@ class Cycle(RequestResponseCycle):
     """Made by `edge.connection.Connection` for every request."""
 
     _head: bytes | None = None
-    sign_of_life = b""  # what an idle stream sends, as a chunk of the body
+    _until_close = False  # the end of the connection is the end of the body
+    sign_of_life = b""  # what an idle stream sends, as a piece of the body
     _silent = False  # nothing was sent since the latest sweep
     _silent_since = 0.0
     leaving: Sequence[Callable[[], None]] = ()  # what the scope has as `LEAVING`
@@ -54,8 +56,8 @@ class Cycle(RequestResponseCycle):
             self._send_body(message.get("body", b""), more=message.get("more_body", False))
         elif kind == "http.response.start" and not self.response_started:
             self._start(message["status"], message.get("headers", ()))
-            if (piece := message.get("tierline.keep_alive")) and self.chunked_encoding:
-                self.sign_of_life = b"%x\r\n%b\r\n" % (len(piece), piece)
+            if (piece := message.get("tierline.keep_alive")) and (self.chunked_encoding or self._until_close):
+                self.sign_of_life = b"%x\r\n%b\r\n" % (len(piece), piece) if self.chunked_encoding else piece
         else:
             raise RuntimeError(f"the application sent {kind} out of turn")
 
@@ -80,8 +82,10 @@ class Cycle(RequestResponseCycle):
         if not self.keep_alive and not closes:
             lines.append(b"connection: close")
         if self.chunked_encoding is None and self.scope["method"] != "HEAD" and status not in _NO_BODY:
-            self.chunked_encoding = True
-            lines.append(b"transfer-encoding: chunked")
+            self._until_close = self.scope["http_version"] == "1.0"
+            if not self._until_close:
+                self.chunked_encoding = True
+                lines.append(b"transfer-encoding: chunked")
         head = b"\r\n".join(lines)
         if head.count(b"\n") != len(lines) - 1 or head.count(b"\r") != len(lines) - 1 or b"\0" in head:
             raise RuntimeError("a header of the answer holds a line break or a null character")
@@ -117,6 +121,8 @@ class Cycle(RequestResponseCycle):
         elif self.chunked_encoding:
             chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
             self._write(chunk if more else chunk + b"0\r\n\r\n")
+        elif self._until_close:
+            self._write(body)
         else:
             self.expected_content_length -= len(body)
             if self.expected_content_length < 0:

@@ -6,9 +6,11 @@ Times are set by the platform engineer; sizes are fixed, because no honest clien
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import uuid_utils
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 256
@@ -67,8 +69,8 @@ class Refused(Exception):
         self.code = code
         self.request_id = f"req-{uuid_utils.uuid7()}"
 
-    def body(self) -> bytes:
-        """OpenAI's error object, with the request id."""
+    def answer(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+        """The whole answer: those headers, and OpenAI's error object with the request id."""
         error = {
             "message": str(self),
             "type": "invalid_request_error",
@@ -76,11 +78,26 @@ class Refused(Exception):
             "code": self.code,
             "request_id": self.request_id,
         }
-        return json.dumps({"error": error}).encode()
+        body = json.dumps({"error": error}).encode()
+        headers = [
+            *headers,
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"x-request-id", self.request_id.encode()),
+            (b"connection", b"close"),
+        ]
+        lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
+        return STATUS_LINE[self.status] + lines + b"\r\n" + body
 
 
 def malformed(message: str) -> Refused:
     return Refused(400, "malformed_request", message)
+
+
+def unknown_coding() -> Refused:
+    return Refused(
+        501, "unknown_transfer_encoding", "This server knows no 'transfer-encoding' but 'chunked'; send the body plain."
+    )
 
 
 def head_too_large() -> Refused:

@@ -147,8 +147,9 @@ TLS_HELLO = bytes.fromhex("16030100c5010000c10303") + bytes(range(186))
         pytest.param(POST + b"content-length: 5\r\ncontent-length: 6\r\n\r\nhello", id="two content lengths"),
         pytest.param(POST + b"content-length: +5\r\n\r\nhello", id="signed length"),
         pytest.param(POST + b"content-length: 99999999999999999999999\r\n\r\n", id="length overflow"),
-        pytest.param(POST + b"transfer-encoding: gzip\r\n\r\nhello", id="transfer encoding"),
+        pytest.param(POST + b"transfer-encoding: chunked\r\n" * 2 + b"\r\n0\r\n\r\n", id="chunked twice"),
         pytest.param(POST + b"transfer-encoding: chunked, gzip\r\n\r\n0\r\n\r\n", id="chunked not last"),
+        pytest.param(CHUNKED.replace(b"1.1", b"1.0") + b"0\r\n\r\n", id="chunked in HTTP/1.0"),
         pytest.param(CHUNKED + b"zz\r\n", id="chunk size"),
         pytest.param(CHUNKED + b"-1\r\n", id="negative chunk size"),
         pytest.param(CHUNKED + b"fffffffffffffffff\r\n", id="chunk size overflow"),
@@ -171,6 +172,27 @@ async def test_what_is_not_http_is_refused(door: Edge, sent: bytes, at_once: boo
     await refused(client, 400, "malformed_request")
     assert door.application.written == 0
     await door.application.until(lambda: door.application.disconnects == len(door.application.asked))
+
+
+@pytest.mark.parametrize(
+    "coding",
+    [b"gzip", b"gzip, chunked", b"gzip\r\ntransfer-encoding: chunked", b"identity", b"xchunked"],
+)
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_a_coding_that_nobody_undoes_is_not_read_as_plain(door: Edge, coding: bytes, at_once: bool) -> None:
+    sent = POST + b"Transfer-Encoding: %b\r\n\r\n5\r\nhello\r\n0\r\n\r\n" % coding
+    client = await door.connect()
+    for piece in [sent] if at_once else [sent[:50], sent[50:]]:
+        await client.send(piece)
+        await asyncio.sleep(0)
+    await refused(client, 501, "unknown_transfer_encoding")
+    assert door.application.asked == []
+
+
+async def test_a_coding_is_known_in_any_case(door: Edge) -> None:
+    client = await door.connect()
+    head = POST + b"transfer-encoding: Chunked \r\n\r\n"
+    assert (await client.ask(head + b"2\r\nhi\r\n0\r\n\r\n")).said["body"] == "hi"
 
 
 async def test_garbage_behind_a_request_never_gets_into_its_answer(door: Edge) -> None:
