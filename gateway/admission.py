@@ -57,16 +57,20 @@ async def authenticate(services: Services, exchange: Exchange) -> Principal:
 
     Raises:
         Unauthenticated: no key, or one that is unknown, expired or revoked.
+        BadRequest: two different keys.
     """
     header = exchange.header(b"authorization")
+    other = (exchange.header(b"x-api-key") or "").strip()  # as the Anthropic SDKs send it
     if header is None:
-        token = exchange.header(b"x-api-key") or ""  # as the Anthropic SDKs send it
-        if not token.strip():
+        token = other
+        if not token:
             raise Unauthenticated("No API key given. Send 'Authorization: Bearer YOUR_KEY'.", code="missing_api_key")
     else:
         scheme, _, token = header.partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
             raise Unauthenticated("The Authorization header must be 'Bearer YOUR_KEY'.", code="invalid_authorization")
+        if other and other != token.strip():
+            raise BadRequest("The request has one key in 'authorization' and another in 'x-api-key'; send one.")
     try:
         return await services.keys.authenticate_fresh(token.strip())
     except AuthenticationError as error:

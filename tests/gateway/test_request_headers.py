@@ -67,6 +67,15 @@ async def test_two_keys_are_refused(door: FrontDoor) -> None:
     assert await door.rows() == []
 
 
+async def test_a_key_in_either_header_is_one_key(door: FrontDoor) -> None:
+    response = await chat(door, ("x-api-key", await door.key()))
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_request")
+    assert "'authorization' and another in 'x-api-key'" in response.json()["error"]["message"]
+    assert await door.rows() == []
+    assert (await chat(door, ("x-api-key", door.token))).status_code == 200
+    assert (await chat(door, ("x-api-key", ""))).status_code == 200
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
 async def test_tags_are_text_of_any_language(door: FrontDoor, encoding: str) -> None:
     tags = {"é": "日本", "ü": "ß"} if encoding == "utf-8" else {"é": "ü"}
