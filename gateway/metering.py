@@ -69,8 +69,8 @@ class Meter:
 def _content_bytes(said: Delta | AnswerMessage) -> int:
     """Bytes in UTF-8 of everything in here that a model has written. Most events have nothing but `content`."""
     size = _size(said.content) if said.content else 0
-    if said.reasoning_content:
-        size += _size(said.reasoning_content)
+    if thoughts := said.thoughts:
+        size += _size(thoughts)
     if said.refusal:
         size += _size(said.refusal)
     if said.tool_calls:
