@@ -12,8 +12,8 @@ PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 	$$name -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo $$name && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help install run doctor test test-all lint format bench-gateway bench-engine bench-cache bench-limits bench-routing \
-	chaos kernels-report gpu-check clean
+.PHONY: help install run doctor test test-all lint format bench-gateway bench-streams bench-engine bench-cache bench-limits \
+	bench-routing chaos kernels-report gpu-check clean
 
 help: ## list the commands
 	@grep -hE '^[a-z][a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -66,6 +66,9 @@ format: install ## put the code into the house format
 
 bench-gateway: install ## what the gateway adds; with ARGS="--peers litellm,portkey,tensorzero,nginx" others beside it
 	$(BIN)/python -m bench.gateway $(ARGS)
+
+bench-streams: install ## thousands of streams on one worker: memory, CPU, lost events; ARGS="--soak 30" for minutes of it
+	$(BIN)/python -m bench.streams $(ARGS)
 
 bench-engine: install ## tokens/s of the engine over HTTP, with transformers beside it
 	$(BIN)/python -m bench.engine $(ARGS)

@@ -57,6 +57,7 @@ class Behaviour(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pings: int = 0  # SSE comments instead of content, one per interval, before the first content
     linger: int = 0  # keep the stream open after [DONE]
     code: int = 0  # `code` of an error object
+    held: int = 0  # hold the last content of a stream back until GET /__mock/release
 
 
 @functools.lru_cache(maxsize=4096)
@@ -94,6 +95,7 @@ class MockUpstream:
         self.healthy = True
         self.override: str | None = None
         self.asked: dict[str, int] = {}
+        self.release = asyncio.Event()  # for streams that are held back now; later ones wait for the next
         self.port = 0
         self._server: asyncio.Server | None = None
         self._waiters: list[asyncio.Future[None]] = []
@@ -224,6 +226,10 @@ class _Connection(asyncio.Protocol):
             return http_answer(200, b'{"object":"list","data":[{"id":"mock","object":"model","owned_by":"mock"}]}')
         if url.endswith("/__mock/records"):
             return http_answer(200, msgspec.json.encode([dataclasses.replace(r, body=b"") for r in self.mock.records]))
+        if url.endswith("/__mock/release"):
+            self.mock.release.set()
+            self.mock.release = asyncio.Event()
+            return http_answer(200, b"{}")
         if url.endswith("/__mock/counts"):
             events = sum(record.events for record in self.mock.records)
             return http_answer(200, msgspec.json.encode({"requests": self.mock.requests, "events": events}))
@@ -326,7 +332,10 @@ class _Connection(asyncio.Protocol):
             await asyncio.sleep(chosen.interval_ms / 1000)
             yield wire.ping
         pad = b"\xc3\xa4" * (chosen.pad // 2) + b"x" * (chosen.pad % 2)
-        for number in range(chosen.chunks if whole else chosen.after):
+        last = (chosen.chunks if whole else chosen.after) - 1
+        for number in range(last + 1):
+            if chosen.held and number == last:
+                await self.mock.release.wait()
             if number and chosen.interval_ms:
                 await asyncio.sleep(chosen.interval_ms / 1000)
             yield wire.text(record, pad)
