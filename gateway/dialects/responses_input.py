@@ -60,12 +60,22 @@ def read(given: str | Sequence[Any]) -> list[Json]:
 
 
 def messages(items: Sequence[Json]) -> list[Json]:
-    """A conversation of items that `read` or an answer has made. Calls stand with the message before them."""
+    """A conversation of items that `read` or an answer has made.
+
+    Calls stand with the message before them, and what was said after them does too: in the common form, only results
+    may follow calls.
+    """
     found: list[Json] = []
     for item in items:
         match item["type"]:
             case "message" if item["role"] == "assistant":
-                found.append(_said(item["content"]))
+                message = _said(item["content"])
+                if found and found[-1].get("tool_calls"):
+                    texts = [found[-1]["content"], message["content"]]
+                    message |= {"content": "\n".join(filter(None, texts)) or None}
+                    found[-1] |= message
+                else:
+                    found.append(message)
             case "message":
                 found.append({"role": item["role"], "content": _content(item["content"], "")})
             case "function_call":

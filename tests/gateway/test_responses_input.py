@@ -102,6 +102,17 @@ async def test_a_conversation_of_items(door: FrontDoor, agent: MockUpstream) -> 
     assert refused.json()["error"]["param"] == "input[0].content[0]"
 
 
+async def test_what_is_said_after_calls_stands_with_them(door: FrontDoor, agent: MockUpstream) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "now", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c", "output": "noon"}
+    after = {"role": "assistant", "content": "I look."}
+    for before, content in (([], "I look."), ([{"role": "assistant", "content": "Well."}], "Well.\nI look.")):
+        await ask(door, input=[{"role": "user", "content": "x"}, *before, call, after, output])
+        turns = sent(agent)["messages"]
+        assert [turn["role"] for turn in turns] == ["user", "assistant", "tool"]
+        assert (turns[1]["content"], turns[1]["tool_calls"][0]["id"]) == (content, "c")
+
+
 def said(**part: Any) -> list[Any]:
     return [{"role": "user", "content": [part]}]
 
