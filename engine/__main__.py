@@ -20,9 +20,9 @@ from engine.chat_template import ChatTemplateError
 from engine.client import EngineClient
 from engine.config import PRECISIONS, EngineConfig
 from engine.lifeline import watch_lifeline
+from engine.limits import SchedulerConfig
 from engine.loader import ModelFileError
 from engine.metrics import EngineMetrics
-from engine.scheduler import SchedulerConfig
 from engine.server.app import create_app
 from engine.server.model import Model
 from engine.server.params import SamplingDefaults

@@ -27,6 +27,7 @@ from engine.block_pool import BlockPool, PoolCorrupt
 from engine.config import EngineConfig
 from engine.kernels.jit_monitor import monitor as jit_monitor
 from engine.lifeline import die_with_parent
+from engine.limits import NeverFits, QueueFull, SchedulerConfig
 from engine.messages import (
     Abort,
     Add,
@@ -44,7 +45,7 @@ from engine.messages import (
     to_core_decoder,
 )
 from engine.prefix_cache import PrefixCache
-from engine.scheduler import NeverFits, QueueFull, Scheduler, SchedulerConfig
+from engine.scheduler import Scheduler
 from engine.types import Runner
 
 log = logging.getLogger("engine.core")

@@ -103,11 +103,14 @@ class PrefixCache:
             parent = digest
         return pages
 
-    def fits(self, num_tokens: int, matched: list[int]) -> bool:
-        """Whether `num_tokens` tokens, of which `matched` pages are here already, find room now."""
+    def fits(self, num_tokens: int, matched: list[int], promised: int = 0) -> bool:
+        """Whether `num_tokens` tokens, of which `matched` pages are here already, find room now.
+
+        `promised`: pages that are available but meant for others.
+        """
         # A matched page that nobody holds counts as available but is about to be taken by this very request.
         idle = sum(1 for page in matched if self.pool.ref_count(page) == 0)
-        return self.pages_for(num_tokens) - len(matched) <= self.num_available - idle
+        return self.pages_for(num_tokens) - len(matched) <= self.num_available - idle - promised
 
     def adopt(self, request: Request, matched: list[int], *, count: bool) -> None:
         """Give the matched pages to a request that holds none; `count` it in the statistics."""

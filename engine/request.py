@@ -45,6 +45,9 @@ class Request:
     block_table: list[int] = field(default_factory=list)
     page_digests: list[bytes] = field(default_factory=list)  # of the leading full pages, filled when needed
     num_published_pages: int = 0
+    expected_prefill: int = (
+        0  # tokens to compute before its next one, as far as the cache was known when it began to wait
+    )
     num_cached_tokens: int | None = None  # prompt tokens found in the cache when first scheduled
     cached_tokens_reported: bool = False
     num_preemptions: int = 0

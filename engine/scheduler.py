@@ -2,10 +2,13 @@
 
 One step is a map {request: number of tokens}. There is no prefill phase and no decode phase: a request simply has
 tokens that are not computed yet (its prompt, the rest of it, the last token, or everything again after a preemption).
-Decode rows go first, then chunks, then new requests, each first come first served, within `max_num_batched_tokens`.
+Within `max_num_batched_tokens`, decode rows go first. Of what is left, one half goes to prompts first come first served
+and the other half to the shortest first: a long prompt does not hold up the short ones that come after it, and they
+take at most every second token from it.
 
 It promises: a step with work always runs something; the oldest running request is never preempted by a younger one;
-what can never fit is refused at the door; pages are released exactly once; and the page law holds after each call.
+whoever waits is overtaken only where there is room for both; what can never fit is refused at the door; pages are
+released exactly once; and the page law holds after each call.
 Call `schedule`, run the plan, then call `update` or `fail_step`; `add` and `abort` may come at any time.
 """
 
@@ -14,50 +17,18 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from heapq import merge
 
 from engine.block_pool import PoolCorrupt
+from engine.limits import NeverFits, QueueFull, SchedulerConfig
 from engine.messages import NewRequest, Output
 from engine.prefix_cache import PrefixCache
 from engine.request import Request, RequestStatus, SiblingGroup
 from engine.types import FinishReason, RowResult, StepPlan, StepRow
 
 
-class NeverFits(ValueError):
-    """A request that this engine can never serve, however long it waits."""
-
-
-class QueueFull(RuntimeError):
-    """The waiting queue is at its bound; the same request may succeed later."""
-
-
 class SchedulerStalled(RuntimeError):
     """There is work but nothing can run: a bug. The core fails the requests instead of spinning."""
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """Bounds of one step and of the queue.
-
-    Raises:
-        ValueError: bounds that contradict each other.
-    """
-
-    max_num_seqs: int = 64  # rows in one step
-    max_num_batched_tokens: int = 512  # tokens in one step
-    max_waiting: int = 256  # requests that wait for a row
-    max_model_len: int = 2048
-
-    def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.max_waiting < 0:
-            raise ValueError(f"max_waiting must not be negative, got {self.max_waiting}")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
-                f"({self.max_num_seqs}): every running request needs one token per step"
-            )
 
 
 @dataclass(slots=True)
@@ -164,6 +135,7 @@ class Scheduler:
             cache_root=self.cache.root(new.cache_salt),
             group=group,
         )
+        request.expected_prefill = len(prompt) - len(self.cache.match(request)) * self.cache.block_size
         self._requests[request.request_id] = request
         self._waiting.append(request)
 
@@ -179,27 +151,13 @@ class Scheduler:
         if self._in_flight:
             raise RuntimeError("schedule() was called while a step is in flight")
         counts: dict[Request, int] = {}
-        budget = self.config.max_num_batched_tokens
         decode = [r for r in self._running if r.num_tokens - r.num_computed_tokens == 1]
         chunks = [r for r in self._running if r.num_tokens - r.num_computed_tokens > 1]
-        for request in (*decode, *chunks):
-            if budget == 0:
-                break
-            if request.status is not RequestStatus.RUNNING:  # preempted by an older one just now
-                continue
-            count = min(request.num_tokens - request.num_computed_tokens, budget)
-            while not self.cache.extend(request, request.num_computed_tokens + count):
-                victim = self._running[-1]
-                budget += counts.pop(victim, 0)
-                self._preempt(victim)
-                if victim is request:
-                    break
-            else:
-                counts[request] = count
-                budget -= count
-        # NOTE: a victim does not come back at once: it stands first in the queue, and what its preemption left over is
-        # less than it held, or it would not have been preempted.
-        self._start_waiting(counts, budget)
+        budget = self._grant(decode, self.config.max_num_batched_tokens, counts)
+        half = budget // 2
+        oldest_first = merge(chunks, list(self._waiting), key=_arrival)
+        if self._grant(oldest_first, budget - half, counts) == 0:  # or all have what they need
+            self._grant(self._shortest_first(counts), half, counts)
         if not counts and self.has_work:
             raise SchedulerStalled(
                 f"{len(self._running)} running and {len(self._waiting)} waiting requests, but none can be scheduled: "
@@ -208,28 +166,64 @@ class Scheduler:
             )
         return self._plan(counts)
 
-    def _start_waiting(self, counts: dict[Request, int], budget: int) -> None:
-        for request in list(self._waiting):
-            if budget == 0 or len(self._running) >= self.config.max_num_seqs:
-                return
-            if self._waits_for_sibling(request):
-                continue
-            matched = self.cache.match(request)
-            # Room for the whole prompt, not only for the first chunk: whoever starts should not be preempted at once.
-            if not self.cache.fits(request.num_tokens, matched):
-                return  # first come, first served: nobody overtakes
-            first_time = request.num_cached_tokens is None
-            self.cache.adopt(request, matched, count=first_time)
-            if first_time:
-                request.num_cached_tokens = request.num_computed_tokens
-            count = min(request.num_tokens - request.num_computed_tokens, budget)
-            if not self.cache.extend(request, request.num_computed_tokens + count):
-                raise PoolCorrupt(f"request {request.request_id} was found to fit, but its pages are not there")
-            self._waiting.remove(request)
-            request.status = RequestStatus.RUNNING
-            insort(self._running, request, key=_arrival)
-            counts[request] = count
-            budget -= count
+    def _grant(self, requests: Iterable[Request], budget: int, counts: dict[Request, int]) -> int:
+        """Give up to `budget` tokens to these requests in this order; returns what is left of it."""
+        may_start = True
+        for request in requests:
+            if budget == 0:
+                break
+            # NOTE: a victim of this very step does not come back at once: what its preemption left over is less than it
+            # held, or it would not have been preempted.
+            if request.status is RequestStatus.WAITING:
+                if not may_start or self._waits_for_sibling(request):
+                    continue
+                may_start = self._start(request)
+                if not may_start:
+                    continue
+            granted = counts.get(request, 0)
+            start = request.num_computed_tokens
+            while not self.cache.extend(request, end := min(request.num_tokens, start + granted + budget)):
+                victim = self._running[-1]
+                budget += counts.pop(victim, 0)
+                self._preempt(victim)
+                if victim is request:
+                    break
+            else:
+                counts[request] = end - start
+                budget -= counts[request] - granted
+        return budget
+
+    def _shortest_first(self, counts: dict[Request, int]) -> list[Request]:
+        """Who has more tokens to compute than `counts` grants: those who need the fewest first, then by arrival."""
+        missing = {r: r.num_tokens - r.num_computed_tokens - counts.get(r, 0) for r in self._running}
+        for request in self._waiting:
+            is_last_token = request.group is not None and request.group.prompt_is_cached
+            missing[request] = 1 if is_last_token else request.expected_prefill
+        return sorted((r for r in missing if missing[r]), key=lambda r: (missing[r], r.arrival))
+
+    def _start(self, request: Request) -> bool:
+        """Let a waiting request run; False if there is no row, or no room for its whole prompt: it would be preempted.
+
+        NOTE: it leaves room for all that has started, and for the oldest that waits. So those who overtake never keep
+        anybody waiting: once the oldest finds no room, nobody starts before it.
+        """
+        if len(self._running) >= self.config.max_num_seqs:
+            return False
+        promised = sum(self.cache.pages_for(r.num_tokens) - len(r.block_table) for r in self._running)
+        oldest = next(r for r in self._waiting if not self._waits_for_sibling(r))
+        if oldest is not request:
+            promised += self.cache.pages_for(oldest.num_tokens)
+        matched = self.cache.match(request)
+        if not self.cache.fits(request.num_tokens, matched, promised):
+            return False
+        first_time = request.num_cached_tokens is None
+        self.cache.adopt(request, matched, count=first_time)
+        if first_time:
+            request.num_cached_tokens = request.num_computed_tokens
+        self._waiting.remove(request)
+        request.status = RequestStatus.RUNNING
+        insort(self._running, request, key=_arrival)
+        return True
 
     def _waits_for_sibling(self, request: Request) -> bool:
         group = request.group
@@ -271,6 +265,7 @@ class Scheduler:
         victim.status = RequestStatus.WAITING
         # Its full pages stay in the cache until the room is needed, so that resuming is mostly a hit.
         self.cache.release(victim)
+        victim.expected_prefill = victim.num_tokens
         insort(self._waiting, victim, key=_arrival)
 
     # --- results -------------------------------------------------------------------------------------------------

@@ -174,7 +174,7 @@ def _check_extras(extras: Extras, vocab_size: int, max_tokens: int | None) -> No
     for token_id in extras.stop_token_ids or ():
         _in_range("stop_token_ids", token_id, 0, vocab_size - 1)
     if extras.priority:
-        raise unsupported("priority", "Requests are served first come, first served.")
+        raise unsupported("priority", "Requests are served by their order and the length of their prompts.")
     if extras.structured_outputs is not None:
         raise unsupported("structured_outputs", _FORMAT_ADVICE)
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from engine.block_pool import BlockPool
+from engine.limits import SchedulerConfig
 from engine.prefix_cache import PrefixCache
-from engine.scheduler import Scheduler, SchedulerConfig
+from engine.scheduler import Scheduler
 from engine.types import CacheGeometry, RowResult, StepPlan, TokenLogprob
 
 VOCAB = 1000

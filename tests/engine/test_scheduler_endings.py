@@ -57,13 +57,11 @@ def test_resuming_finds_its_own_pages_and_is_not_counted_as_a_hit():
 def test_a_victim_that_was_already_planned_leaves_the_plan():
     runner = FakeRunner(num_blocks=9, block_size=4)  # 8 pages
     scheduler = make_scheduler(runner, max_num_batched_tokens=8, prefix_cache=False)
-    scheduler.add([new(1, range(1, 25), 8), new(2, range(30, 33), 20)])
-    for _ in range(4):
-        step(scheduler, runner)
-    assert scheduler.num_running == 2
+    scheduler.add([new(1, range(1, 29), 4), new(2, range(30, 33), 20)])
+    assert rows(scheduler, runner) == {1: 5, 2: 3}
     scheduler._preempt(scheduler._running[0])  # now the older one computes chunks beside the younger one's decoding
     seen = [rows(scheduler, runner) for _ in range(4)]
-    assert seen == [{1: 7, 2: 1}, {1: 7, 2: 1}, {1: 7, 2: 1}, {1: 5}], "the older one takes the younger one's pages"
+    assert seen == [{1: 7, 2: 1}, {1: 7, 2: 1}, {1: 7, 2: 1}, {1: 7}], "the older one takes the younger one's pages"
     assert scheduler.stats.preemptions == 2
     assert run_all(scheduler, runner)[2][-1] == expected_tokens(range(30, 33), 20)[-1]
 

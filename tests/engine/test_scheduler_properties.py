@@ -4,8 +4,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from engine.limits import NeverFits, QueueFull
 from engine.messages import NewRequest
-from engine.scheduler import NeverFits, QueueFull
 from engine.types import FinishReason, SamplingParams
 from tests.engine.fakes import FakeRunner, check_plan, expected_tokens, make_scheduler
 
@@ -76,14 +76,10 @@ class EngineHistory(RuleBasedStateMachine):
     @precondition(lambda self: self.scheduler.has_work)
     @rule(data=st.data(), fault=st.sampled_from(["none"] * 6 + ["row", "step", "abort in flight"]))
     def step(self, data, fault):
-        waiting_before = [r.arrival for r in self.scheduler._waiting if r.group is None]
         plan = self.scheduler.schedule()
         assert plan.rows, "there is work, so something runs"
         check_plan(self.scheduler, plan)
-        # First come, first served: of the waiting requests, those that started are the first ones.
-        waiting_after = {r.arrival for r in self.scheduler._waiting}
-        started = [arrival not in waiting_after for arrival in waiting_before]
-        assert started == sorted(started, reverse=True)
+        self._nobody_is_kept_out()
         # The oldest running request is always part of the step.
         oldest = min(self.scheduler._running, key=lambda r: r.arrival)
         assert oldest.request_id in {row.request_id for row in plan.rows}
@@ -101,6 +97,15 @@ class EngineHistory(RuleBasedStateMachine):
                 self.scheduler.abort([victim])
                 self.scheduler.check()
         self._take(self.scheduler.update(plan, self.runner.execute(plan)))
+
+    def _nobody_is_kept_out(self):
+        """Who overtook, by starting before an older one, left room for it."""
+        waiting = [r for r in self.scheduler._waiting if not self.scheduler._waits_for_sibling(r)]
+        started = [r for r in self.scheduler._running if r.num_computed_tokens == r.num_cached_tokens and r.in_flight]
+        if waiting and any(r.arrival > waiting[0].arrival and r.num_preemptions == 0 for r in started):
+            cache = self.scheduler.cache
+            promised = sum(cache.pages_for(r.num_tokens) - len(r.block_table) for r in self.scheduler._running)
+            assert cache.pages_for(waiting[0].num_tokens) + promised <= cache.num_available
 
     def _take(self, outputs):
         for output in outputs:

@@ -1,0 +1,39 @@
+"""The bounds of the scheduler, and how it refuses what is beyond them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class NeverFits(ValueError):
+    """A request that this engine can never serve, however long it waits."""
+
+
+class QueueFull(RuntimeError):
+    """The waiting queue is at its bound; the same request may succeed later."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Bounds of one step and of the queue.
+
+    Raises:
+        ValueError: bounds that contradict each other.
+    """
+
+    max_num_seqs: int = 64  # rows in one step
+    max_num_batched_tokens: int = 512  # tokens in one step
+    max_waiting: int = 256  # requests that wait for a row
+    max_model_len: int = 2048
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_waiting < 0:
+            raise ValueError(f"max_waiting must not be negative, got {self.max_waiting}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}): every running request needs one token per step"
+            )
