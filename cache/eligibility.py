@@ -100,7 +100,8 @@ def check(
 
     Reasons for `off`: policy, tools, n, logprobs, temperature, web_search, audio, images, attachments, not_a_question,
     empty, too_long, time_bound, personal. Reasons for `exact` where `semantic` was asked: structured_output,
-    prediction, too_long, code, depends_on_wording, script_not_covered, language_not_covered, not_standalone.
+    prediction, several_parts, too_long, code, depends_on_wording, script_not_covered, language_not_covered,
+    not_standalone.
     """
     if mode == "off":
         return Eligibility("off", "policy")
@@ -175,6 +176,9 @@ def _only_exact(payload: dict[str, Any], covered: frozenset[str]) -> str | None:
         return "structured_output"
     if payload.get("prediction"):
         return "prediction"
+    content = payload["messages"][-1].get("content")
+    if isinstance(content, list) and len(content) > 1:
+        return "several_parts"  # where one part ends and the next begins is nothing that a vector or a guard sees
     text = last_user_text(payload["messages"]) or ""
     if len(text) > MAX_SEMANTIC_CHARACTERS:
         return "too_long"

@@ -18,10 +18,10 @@ from typing import Any, cast
 
 import msgspec
 
-from cache.text import main_script, normal_form
+from cache.text import main_script, normal_form, one_spelling
 
 # Changes whenever the same request would get another digest: old entries then simply never match.
-VERSION = "tierline-cache-key-2"
+VERSION = "tierline-cache-key-3"
 
 # Fields that are in the partition, or that change how an answer travels or is accounted for, never what it says.
 _NOT_IN_CONTEXT = frozenset(
@@ -95,17 +95,20 @@ def build_key(
     messages = payload.get("messages")
     if not isinstance(messages, list) or not messages:
         raise ValueError("a cache key needs a request with a non-empty list of messages")
-    text, earlier_and_shape = _split_last_user_text(messages)
+    texts, earlier_and_shape = _split_last_user_text(messages)
+    written = _one_writing(texts)
     salt = payload.get("cache_salt")
-    partition = _digest("partition", scope, model_group, embedder, str(epoch), *([] if salt is None else [str(salt)]))
+    partition = _digest(
+        "partition", scope, model_group, embedder, str(epoch), *([] if salt is None else [_canonical(salt)])
+    )
     fields = _canonical_fields(payload, defaults or {})
-    context = _digest("context", _canonical(earlier_and_shape), _canonical(fields), main_script(text))
+    context = _digest("context", _canonical(earlier_and_shape), _canonical(fields), main_script("\n".join(written)))
     return CacheKey(
         scope=scope,
         partition=partition,
         context=context,
-        text=text,
-        exact=_digest("exact", partition, context, normal_form(text)),
+        text="\n".join(texts),
+        exact=_digest("exact", partition, context, *written),
     )
 
 
@@ -140,21 +143,33 @@ def last_user_text(messages: list[Any]) -> str | None:
     return None
 
 
-def _split_last_user_text(messages: list[Any]) -> tuple[str, list[Any]]:
-    """The fuzzy part (the words of the last user turn) and the hard part (every turn, those words taken out)."""
-    text = last_user_text(messages)
+def _split_last_user_text(messages: list[Any]) -> tuple[list[str], list[Any]]:
+    """The words of the last user turn, text part by text part, and the hard part: every turn, those words taken out.
+
+    What is left of a text part is marked, so that it is no part that came without words.
+    """
     hard = [_plain_message(message) for message in messages]
-    if text is None:
-        return "", hard
+    if last_user_text(messages) is None:
+        return [], hard
     last = dict(messages[-1])
     content = last["content"]
-    parts = content if isinstance(content, list) else [{"type": "text"}]
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
     last["content"] = [
-        {name: value for name, value in part.items() if name != "text"} if _is_text_part(part) else part
+        ["words", {name: value for name, value in part.items() if name != "text"}]
+        if _is_text_part(part)
+        else ["whole", part]
         for part in parts
     ]
     hard[-1] = _without_nulls(last)
-    return text, hard
+    return [part["text"] for part in parts if _is_text_part(part)], hard
+
+
+def _one_writing(texts: list[str]) -> list[str]:
+    """The texts with one spelling per character and one kind of line end.
+
+    Space around is dropped from a single text only: between parts it may be what keeps two words apart.
+    """
+    return [normal_form(texts[0])] if len(texts) == 1 else [one_spelling(text) for text in texts]
 
 
 def _is_text_part(part: object) -> bool:
@@ -177,21 +192,24 @@ def _without_nulls(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_neutral(name: str, value: object) -> bool:
-    return value is None or any(value == neutral for neutral in _NEUTRAL.get(name, ()))
+    return value is None or any(
+        value == neutral and isinstance(value, bool) == isinstance(neutral, bool)  # 0 == False in Python, not in JSON
+        for neutral in _NEUTRAL.get(name, ())
+    )
 
 
 def _canonical(value: object) -> str:
     """JSON with sorted keys, and one spelling per number (1.0 is 1)."""
-    return json.dumps(_one_spelling(value), sort_keys=True, separators=(",", ":"))
+    return json.dumps(_one_number(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
-def _one_spelling(value: object) -> object:
+def _one_number(value: object) -> object:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):
-        return [_one_spelling(item) for item in value]
+        return [_one_number(item) for item in value]
     if isinstance(value, dict):
-        return {name: _one_spelling(item) for name, item in cast(dict[str, object], value).items()}
+        return {name: _one_number(item) for name, item in cast(dict[str, object], value).items()}
     return value
 
 

@@ -58,11 +58,16 @@ _APOSTROPHES = str.maketrans({"’": "'", "‘": "'", "`": "'", "´": "'"})
 
 
 def normal_form(text: str) -> str:
-    """The form in which two texts are the same text: Unicode NFC, `\\n` line ends, no space around.
+    """The form in which two texts are the same text: `one_spelling`, no space around (blanks, tabs, line ends).
 
     Case and inner spaces stay: they carry meaning in code, names and abbreviations ("US", "us").
     """
-    return unicodedata.normalize("NFC", text.replace("\r\n", "\n").replace("\r", "\n")).strip()
+    return one_spelling(text).strip(" \t\n")
+
+
+def one_spelling(text: str) -> str:
+    """The text in Unicode NFC with `\\n` line ends: characters that Unicode calls equivalent are one."""
+    return unicodedata.normalize("NFC", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 @lru_cache(maxsize=4096)
