@@ -2,11 +2,15 @@
 
 A lone text is embedded at once. While the model is busy texts gather; after a busy spell the batcher also waits up to
 `max_wait_ms` for company. What was embedded lately is remembered, so that storing after a miss costs nothing.
+
+Look-ups hold up an answer, other texts (`behind=True`) do not. So look-ups go first: one waits for at most one small
+batch of the others, however many of these there are. And the others go on however many look-ups there are.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import OrderedDict, deque
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +21,9 @@ from numpy.typing import NDArray
 from cache.embed import Embedder, Refused
 
 _REMEMBERED_TEXTS = 2048
-_MAX_QUEUED_TEXTS = 4096
+_MAX_QUEUED_TEXTS = 4096  # of either kind
+_MAX_CHARS_BEHIND = 1000  # of a batch that look-ups may have to wait for, unless one text alone is longer
+_AHEAD_IN_A_ROW = 8  # batches of look-ups, while others wait
 
 Vector = NDArray[np.float32]
 
@@ -34,6 +40,8 @@ class Batcher:
         self._max_batch_size = max_batch_size
         self._max_wait_s = max_wait_ms / 1000
         self._waiting: dict[str, asyncio.Future[Vector]] = {}
+        self._behind: dict[str, asyncio.Future[Vector]] = {}
+        self._ahead_in_a_row = 0
         self._recent: OrderedDict[str, Vector] = OrderedDict()
         self._arrived = asyncio.Event()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="embedder")
@@ -50,12 +58,16 @@ class Batcher:
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        for future in self._waiting.values():
+        for future in (*self._waiting.values(), *self._behind.values()):
             future.cancel()
         self._worker.shutdown(wait=False, cancel_futures=True)
 
-    async def embed(self, text: str, *, checked: bool = False) -> Vector:
-        """The unit vector of a text, [dimension] float32. `checked`: its length is known to fit; take it as it is.
+    async def embed(self, text: str, *, checked: bool = False, behind: bool = False) -> Vector:
+        """The unit vector of a text, [dimension] float32.
+
+        Args:
+            checked: its length is known to fit; take it as it is.
+            behind: look-ups go first, and it is not remembered in place of their texts.
 
         Raises:
             Refused: the model cannot embed this text faithfully.
@@ -66,12 +78,15 @@ class Batcher:
             self._recent.move_to_end(text)
             return known
         future = self._waiting.get(text)
+        if future is None and (future := self._behind.get(text)) is not None and not behind:
+            self._waiting[text] = self._behind.pop(text)
         if future is None:
             if not checked:
                 self._embedder.check(text)
-            if len(self._waiting) >= _MAX_QUEUED_TEXTS:
+            queue = self._behind if behind else self._waiting
+            if len(queue) >= _MAX_QUEUED_TEXTS:
                 raise Overloaded
-            future = self._waiting[text] = asyncio.get_running_loop().create_future()
+            future = queue[text] = asyncio.get_running_loop().create_future()
             self._arrived.set()
         return await asyncio.shield(future)
 
@@ -79,14 +94,30 @@ class Batcher:
         company = False
         while True:
             self._arrived.clear()
-            if not self._waiting:
+            if not self._waiting and not self._behind:
                 await self._arrived.wait()
                 self._arrived.clear()
-            if company:
+            if company and self._waiting:
                 await self._gather_company()
-            batch = list(self._waiting)[: self._max_batch_size]
-            company = len(batch) > 1
+            if self._waiting and not (self._behind and self._ahead_in_a_row >= _AHEAD_IN_A_ROW):
+                batch = list(itertools.islice(self._waiting, self._max_batch_size))
+                company = len(batch) > 1
+                self._ahead_in_a_row += 1
+            else:
+                batch = self._piece()
+                self._ahead_in_a_row = 0
             await self._embed_batch(batch)
+
+    def _piece(self) -> list[str]:
+        """The next texts of those that stand behind: few enough that a look-up can wait for them."""
+        piece: list[str] = []
+        chars = 0
+        for text in itertools.islice(self._behind, self._max_batch_size):
+            chars += len(text)
+            if piece and chars > _MAX_CHARS_BEHIND:
+                break
+            piece.append(text)
+        return piece
 
     async def _gather_company(self) -> None:
         """Wait until a batch is full or `max_wait_ms` have passed."""
@@ -110,13 +141,15 @@ class Batcher:
         self.texts += len(batch)
         self.batches += 1
         for text, vector in zip(batch, vectors, strict=True):
-            self._remember(text, vector)
+            if text in self._waiting:
+                self._remember(text, vector)
             future = self._settle(text)
             if not future.done():
                 future.set_result(vector)
 
     def _settle(self, text: str) -> asyncio.Future[Vector]:
-        return self._waiting.pop(text)
+        # Whoever stood behind may have been asked for by a look-up meanwhile.
+        return (self._waiting if text in self._waiting else self._behind).pop(text)
 
     def _remember(self, text: str, vector: Vector) -> None:
         self._recent[text] = vector

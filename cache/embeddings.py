@@ -1,8 +1,8 @@
 """`POST /v1/embeddings` of the cache process: its embedding model as an OpenAI-compatible backend.
 
-The model is loaded anyway, so that applications can have its vectors too. Unlike the cache, which refuses a text with
-characters that the model does not know, this embeds it, as every embedding server does; a text longer than the
-model's window is refused, never cut.
+The model is loaded anyway, so that applications can have its vectors too; the cache's look-ups go before theirs.
+Unlike the cache, which refuses a text with characters that the model does not know, this embeds it, as every embedding
+server does; a text longer than the model's window is refused, never cut.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _encode = msgspec.json.Encoder().encode
 
 class _Request(msgspec.Struct, forbid_unknown_fields=True):
     model: str
-    input: str | list[str]
+    input: str | list[str | int | list[int]]
     dimensions: int | None = None
     encoding_format: str = "float"
     user: str | None = None
@@ -61,6 +61,7 @@ class EmbeddingsApp:
     def __init__(self, model: Model, name: str) -> None:
         self._model = model
         self._name = name
+        self._counting = asyncio.Lock()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -119,28 +120,29 @@ class EmbeddingsApp:
         if request.dimensions not in (None, embedder.dimension):
             text = f"'{request.model[:100]}' has {embedder.dimension} dimensions and cannot give {request.dimensions}."
             raise _Failed(400, text, "invalid_value", "dimensions")
-        texts = [request.input] if isinstance(request.input, str) else request.input
+        given = [request.input] if isinstance(request.input, str) else request.input
+        texts = [text for text in given if isinstance(text, str)]
+        if len(texts) < len(given):
+            raise _Failed(
+                400,
+                "'input' takes texts, not token ids: those of another model's tokenizer are other words here. "
+                "In LangChain's OpenAIEmbeddings, set check_embedding_ctx_length=False.",
+                "token_ids_not_supported",
+                "input",
+            )
         if not 1 <= len(texts) <= MAX_INPUTS or not all(texts):
             raise _Failed(400, f"'input' takes 1 to {MAX_INPUTS} texts, none of them empty.", "invalid_value", "input")
-        tokens = 0
-        for i, text in enumerate(texts):
-            if i % BATCH == 0:
-                await asyncio.sleep(0)  # look-ups of the cache go on in between
-            try:
-                tokens += embedder.count(text)
-            except Refused as refusal:
-                param = "input" if isinstance(request.input, str) else f"input[{i}]"
-                raise _Failed(400, str(refusal), "context_length_exceeded", param) from None
-        data = []
+        tokens = await self._count(embedder, texts, one=isinstance(request.input, str))
+        data: list[msgspec.Raw] = []
         try:
-            # A batch at a time: all at once would make the cache's look-ups wait for all of them.
+            # A batch at a time: so that many requests take turns, and none holds up this loop.
             for start in range(0, len(texts), BATCH):
                 batch = texts[start : start + BATCH]
-                vectors = await asyncio.gather(*(batcher.embed(text, checked=True) for text in batch))
+                vectors = await asyncio.gather(*(batcher.embed(text, checked=True, behind=True) for text in batch))
                 for i, vector in enumerate(vectors, start):
                     shown = base64.b64encode(vector.tobytes()).decode()
                     value = shown if request.encoding_format == "base64" else vector.tolist()
-                    data.append({"object": "embedding", "index": i, "embedding": value})
+                    data.append(msgspec.Raw(_encode({"object": "embedding", "index": i, "embedding": value})))
         except Overloaded:
             raise _Failed(503, "Too many texts wait for the embedding model.", "overloaded") from None
         return {
@@ -150,6 +152,21 @@ class EmbeddingsApp:
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         }
 
+    async def _count(self, embedder: Embedder, texts: list[str], *, one: bool) -> int:
+        """Tokens of all texts. The cache's look-ups go on in between, and one request at a time counts."""
+        tokens = 0
+        async with self._counting:
+            for i, text in enumerate(texts):
+                if i % BATCH == 0:
+                    await asyncio.sleep(0)
+                try:
+                    tokens += embedder.count(text)
+                except Refused as refusal:
+                    raise _Failed(
+                        400, str(refusal), "context_length_exceeded", "input" if one else f"input[{i}]"
+                    ) from None
+        return tokens
+
 
 async def _body(receive: Receive) -> bytes:
     chunks: list[bytes] = []
@@ -157,7 +174,7 @@ async def _body(receive: Receive) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise _Failed(400, "The client left.", "client_gone")
+            raise _Failed(499, "The client left.", "client_gone")  # nobody reads it
         chunk: bytes = message.get("body", b"")
         size += len(chunk)
         if size > MAX_BODY_BYTES:

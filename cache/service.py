@@ -152,7 +152,7 @@ class Service:
             return
         for key in self._without_vector:
             with contextlib.suppress(Refused, Overloaded):
-                self._store.add_vector(key, await self.batcher.embed(key.text))
+                self._store.add_vector(key, await self.batcher.embed(key.text, behind=True))
         self._without_vector.clear()
 
     async def _restore(self) -> None:
@@ -271,7 +271,7 @@ class Service:
         if self.batcher is None:
             return wire.FailureReply(request.id, self._state, self._error or "The embedder is being loaded.")
         try:
-            vectors = await asyncio.gather(*(self.batcher.embed(text) for text in request.texts))
+            vectors = await asyncio.gather(*(self.batcher.embed(text, behind=True) for text in request.texts))
         except Refused as refusal:
             return wire.FailureReply(request.id, refusal.reason, str(refusal))
         except Overloaded:

@@ -58,7 +58,7 @@ def class_codes(path: str) -> dict[str, str]:
 
 
 def emitted() -> set[str]:
-    """What the gateway says itself, what its HTTP edge says, and the engine's refusals, which are passed on."""
+    """What the gateway says itself, what its HTTP edge says, and what engine and embedder refuse, passed on."""
     named = {**class_codes("gateway/dialects/errors.py"), "InvalidRequest": "invalid_value"}
     found: set[str] = set()
     for tree in trees("gateway", "backends", "edge"):
@@ -79,6 +79,9 @@ def emitted() -> set[str]:
             status = call.args[0] if call.args else None
             if name == "ApiError" and isinstance(status, ast.Constant) and status.value in (400, 404) and code:
                 found.update(texts(code))
+    for name, call, _ in calls(ast.parse((ROOT / "cache/embeddings.py").read_text())):
+        if name == "_Failed" and ast.literal_eval(call.args[0]) == 400:
+            found.update(texts(call.args[2]))
     return found
 
 
