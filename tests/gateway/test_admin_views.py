@@ -229,8 +229,8 @@ async def test_answers_are_as_described(door: FrontDoor) -> None:
         "organisation": made["organisation_id"], "team": made["team_id"], "project": made["project_id"],
         "key": made["id"], "request": request_id, "policy": "default",
     }  # fmt: skip
-    checked = 0
-    for route in ADMIN_ROUTES:
+    refusals: set[str] = set()
+    for route in sorted(ADMIN_ROUTES, key=lambda route: route.path.endswith("/revoke")):  # that last
         path = route.path.format(**parts).removeprefix("/admin/v1/")
         operation = document["paths"][route.path][route.method.lower()]
         bodies = {"organisations": {"name": "n"}, "teams": {"organisation": "n", "name": "n"},
@@ -241,8 +241,9 @@ async def test_answers_are_as_described(door: FrontDoor) -> None:
         answer = operation["responses"][str(response.status_code)]
         schema = {**answer["content"]["application/json"]["schema"], "components": document["components"]}
         jsonschema.validate(response.json(), schema, jsonschema.Draft202012Validator)
-        checked += response.status_code < 300
-    assert checked == len(ADMIN_ROUTES) - 2  # the cache is off here
+        if response.status_code >= 300:
+            refusals.add(route.path)
+    assert refusals == {"/admin/v1/cache", "/admin/v1/cache/purge"}  # it is off here
 
 
 async def test_the_database_of_reports_is_read_only_once_open(door: FrontDoor) -> None:
