@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from policies import cel
 from policies.expression import ConditionError
 from policies.facts import Facts
-from policies.load import Policy, Rule, Subject
+from policies.load import Policy, Subject
+from policies.rules import Rule
 from policies.schema import Budget, CachePolicy, Limits, OnAbort
 from tiers import TIERS
 from tiers.choose import TierChoice, choose

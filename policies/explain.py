@@ -13,7 +13,8 @@ from policies import cel
 from policies.evaluate import Decision, decide
 from policies.expression import ConditionError
 from policies.facts import PLAIN_VARIABLES, PROFILE_VARIABLES, TEXT_VARIABLES, VARIABLES, Facts
-from policies.load import Policy, PolicySet, Rule, Subject
+from policies.load import Policy, PolicySet, Subject
+from policies.rules import Rule
 
 _LONG = 60  # characters of a text variable that are worth showing
 _PLAIN = tuple(name for name in VARIABLES if name in PLAIN_VARIABLES and name not in TEXT_VARIABLES)

@@ -9,9 +9,9 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from policies import cel, typecheck
+from policies import cel, cost, syntax, typecheck
 from policies.facts import PROFILE_VARIABLES, VARIABLES
-from policies.typecheck import Fault
+from policies.syntax import Fault
 
 MAX_LENGTH = 2000  # characters; the parser recurses, and a longer condition is not read by anybody
 
@@ -35,11 +35,13 @@ class InvalidCondition(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A compiled condition. `constant` is its value where it does not depend on the request."""
+    """A compiled condition. `constant` is its value where it does not depend on the request; `steps` is what it can
+    cost at most (`cost.py`)."""
 
     source: str
     variables: frozenset[str]
     constant: bool | None
+    steps: int
     _program: cel.Program = field(repr=False)
 
     @property
@@ -55,8 +57,11 @@ class Condition:
         """
         try:
             result: Any = self._program.execute(context)
-        except Exception as error:
-            # The library raises many types, from KeyError to its own; each means that this rule cannot be decided.
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            # The library raises many types, from KeyError to its own, and a panic in it is no Exception; each means
+            # that this rule cannot be decided.
             raise ConditionError(f"{type(error).__name__}: {error}") from error
         if not isinstance(result, bool):
             raise ConditionError(f"the result is {result!r}, not true or false")
@@ -71,23 +76,30 @@ def compile_condition(source: str) -> Condition:
     """Check and compile a condition.
 
     Raises:
-        InvalidCondition: wrong syntax, unknown names, wrong types, or a constant expression that fails.
+        InvalidCondition: wrong syntax, unknown names, wrong types, too costly, or a constant expression that fails.
     """
     if len(source) > MAX_LENGTH:
         raise InvalidCondition([Fault(0, f"the condition is longer than {MAX_LENGTH} characters.")])
     try:
         program = cel.compile(source)
-    except ValueError as error:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # what the library's parser panics with is no Exception
         raise InvalidCondition([_syntax_fault(source, str(error))]) from error
-    faults = typecheck.check(source)
-    if faults:
-        raise InvalidCondition(faults)
+    try:
+        root = syntax.parse(source)
+    except syntax.CannotParse as error:
+        raise InvalidCondition([error.fault]) from error
+    faults = typecheck.check(root)
+    steps, costly = cost.check(root)
+    if faults or costly:
+        raise InvalidCondition(sorted(faults + costly, key=lambda fault: fault.offset))
     used = frozenset(program.variables()) & VARIABLES.keys()
-    condition = Condition(source, used, None, program)
+    condition = Condition(source, used, None, steps, program)
     if used:
         return condition
     try:
-        return Condition(source, used, condition.holds(cel.Context()), program)
+        return Condition(source, used, condition.holds(cel.Context()), steps, program)
     except ConditionError as error:
         raise InvalidCondition([Fault(0, f"the condition always fails: {error}.")]) from error
 

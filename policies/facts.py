@@ -16,6 +16,11 @@ import msgspec
 from tiers.features import estimate_prompt_tokens, estimate_tokens, has_images, text_of, wants_json
 from tiers.task import TASKS, TaskProfile
 
+# Bounds of what a rule may have to look at: they bound what a condition can cost (`cost.py`).
+LONGEST_TEXT: Final = 65_536  # characters of `user_text` and of `system_text`
+MOST_TAGS: Final = 16
+LONGEST_TAG: Final = 2 * 64 + 1  # characters: name, `=`, value
+
 
 @dataclass(frozen=True, slots=True)
 class Variable:
@@ -40,8 +45,8 @@ VARIABLES: Final[dict[str, Variable]] = {
     "wants_json": Variable("bool", "Whether the answer is bound to JSON (response_format)."),
     "stream": Variable("bool", "Whether the client wants a stream."),
     "temperature": Variable("double", "Temperature of the request; 1.0 where it gave none."),
-    "system_text": Variable("string", "Text of the system and developer messages."),
-    "user_text": Variable("string", "Text of the last user message."),
+    "system_text": Variable("string", "Text of the system and developer messages; of a long one, start and end."),
+    "user_text": Variable("string", "Text of the last user message; of a long one, start and end."),
     "model": Variable("string", "Model that the client asked for; 'auto' where the policy chooses."),
     "organisation": Variable("string", "Organisation of the key."),
     "team": Variable("string", "Team of the key."),
@@ -140,8 +145,8 @@ def from_chat(body: Mapping[str, Any], context: Context, profile: TaskProfile | 
         wants_json=wants_json(body.get("response_format")),
         stream=bool(body.get("stream")),
         temperature=1.0 if temperature is None else float(temperature),
-        system_text=system[0] if len(system) == 1 else "\n".join(system),
-        user_text=text_of(users[-1]) if users else "",
+        system_text=shortened(system[0] if len(system) == 1 else "\n".join(system)),
+        user_text=shortened(text_of(users[-1])) if users else "",
         model=body.get("model", "auto"),
         organisation=context.organisation,
         team=context.team,
@@ -154,3 +159,12 @@ def from_chat(body: Mapping[str, Any], context: Context, profile: TaskProfile | 
         profile=profile,
         pinned_tier=context.pinned_tier,
     )
+
+
+def shortened(text: str) -> str:
+    """The text as rules see it: of one longer than `LONGEST_TEXT` its first and its last half of that. What a prompt
+    asks for stands there; between them is what it is asked about."""
+    if len(text) <= LONGEST_TEXT:
+        return text
+    half = LONGEST_TEXT // 2
+    return text[:half] + text[-half:]

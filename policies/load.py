@@ -16,9 +16,10 @@ from typing import Any, Final
 import msgspec
 
 from policies import yamlfile
-from policies.expression import Condition, InvalidCondition, compile_condition
-from policies.schema import NOT_YET, AppliesTo, Budget, CachePolicy, Limits, PolicyDocument, Route
-from policies.yamlfile import Document, InvalidFile, Location, Problem
+from policies.rules import Rule, compile_rules
+from policies.schema import NOT_YET, AppliesTo, Budget, CachePolicy, Limits, PolicyDocument
+from policies.yamlfile import Document, InvalidFile, Problem
+from policies.yamlread import Location
 from tiers import TIERS
 
 SUFFIXES: Final = (".yaml", ".yml")
@@ -41,17 +42,6 @@ class Subject(msgspec.Struct, frozen=True):
     project: str = ""
     key: str = ""
     model: str = "auto"
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A route, ready to be evaluated. `index` counts from 0; `line` is where it starts in the file."""
-
-    index: int
-    name: str
-    route: Route
-    condition: Condition | None
-    line: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +215,8 @@ def load_file(
     Raises:
         InvalidFile: with every problem of the file.
     """
+    if not path.name.isprintable():
+        raise InvalidFile([Problem(yamlfile.one_line(str(path)), 1, 1, "a file's name must be readable text.")])
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -236,15 +228,8 @@ def load_file(
         schema = yamlfile.validate(kept, PolicyDocument)
     except InvalidFile as error:
         raise InvalidFile(_in_order(problems + error.problems)) from error
-    rules: list[Rule] = []
-    for index, route in enumerate(schema.routes):
-        try:
-            condition = compile_condition(route.when) if route.when else None
-        except InvalidCondition as error:
-            problems += _condition_problems(document, index, str(route.when), error)
-            continue
-        line = document.position(("routes", index))[0]
-        rules.append(Rule(index, route.name or f"rule {index + 1}", route, condition, line))
+    rules, faults = compile_rules(document, schema.routes)
+    problems += faults
     problems += _unknown_models(document, schema, models_served)
     if problems:
         raise InvalidFile(_in_order(problems))
@@ -281,15 +266,6 @@ def _without(data: Any, paths: Iterable[tuple[str, ...]]) -> Any:
         else:
             copy.pop(head, None)
     return copy
-
-
-def _condition_problems(document: Document, index: int, text: str, error: InvalidCondition) -> list[Problem]:
-    path: Location = ("routes", index, "when")
-    found = []
-    for fault in error.faults:
-        line, column = document.position_inside(path, text, fault.offset)
-        found.append(Problem(document.file, line, column, fault.message, f"routes.{index}.when", fault.suggestion))
-    return found
 
 
 def _unknown_models(document: Document, schema: PolicyDocument, known: Collection[str] | None) -> list[Problem]:

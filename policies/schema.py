@@ -39,14 +39,14 @@ Duration = Annotated[
 
 
 def _off(value: Any) -> Any:
-    """YAML 1.1 reads a bare `off` as false; here it is the word."""
+    """Older readers of YAML take a bare `off` for false; here it is the word."""
     return "off" if value is False else value
 
 
 class Strict(BaseModel):
     """Base of all policy models: unknown keys are errors, instances do not change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class AppliesTo(Strict):

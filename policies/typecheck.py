@@ -1,20 +1,33 @@
 """Checks a CEL expression before it runs: unknown names, wrong types, values that a variable never has.
 
-The CEL library reports such faults only when a request hits them, and `&&` and `||` may hide them for weeks. This
-is a parser and type checker for the part of CEL that rules use; the library has checked the syntax before. What it
-cannot type it calls `dyn` and lets pass: it refuses nothing that could work.
+The CEL library reports such faults only when a request hits them, and `&&` and `||` may hide them for weeks. What the
+checker cannot type it calls `dyn` and lets pass: it refuses nothing that could work.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from policies import cel
 from policies.facts import MEMBERS, VARIABLES, Variable
+from policies.syntax import (
+    Call,
+    Chain,
+    Choice,
+    Fault,
+    Field,
+    Index,
+    ListOf,
+    Literal,
+    Loop,
+    MapOf,
+    Name,
+    Node,
+    Prefix,
+)
 
 # Result types of the functions and methods that the library has.
 FUNCTIONS: Final = {
@@ -39,28 +52,10 @@ FUNCTIONS: Final = {
     "map": "list",
     "filter": "list",
 }
-_MACROS: Final = frozenset({"all", "exists", "exists_one", "map", "filter"})
 _TEXT_METHODS: Final = frozenset({"contains", "startsWith", "endsWith", "matches"})
 _GETTER: Final = re.compile(r"get[A-Z]\w*$")
 _NUMBERS: Final = frozenset({"int", "uint", "double"})
 _TYPE_NAMES: Final = frozenset({"int", "uint", "double", "string", "bytes", "bool", "list", "map", "null_type"})
-_TOKEN: Final = re.compile(
-    r"""(?P<space>\s+|//[^\n]*)
-    |(?P<string>[rRbB]{0,2}(?:'''(?:\\.|[^\\])*?'''|\"\"\"(?:\\.|[^\\])*?\"\"\"|'(?:\\.|[^'\\\n])*'|"(?:\\.|[^"\\\n])*"))
-    |(?P<number>0x[0-9a-fA-F]+u?|\d+\.\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|\d+[uU]?)
-    |(?P<name>[A-Za-z_]\w*)
-    |(?P<mark>&&|\|\||==|!=|<=|>=|[-+*/%<>!?:.,()\[\]{}])""",
-    re.VERBOSE,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """Something wrong at `offset` (characters from the start of the expression)."""
-
-    offset: int
-    message: str
-    suggestion: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,211 +69,115 @@ class _Typed:
     items: tuple[_Typed, ...] = ()
 
 
-class _CannotParse(Exception):
-    """A form of CEL that this checker does not know; the whole expression counts as `dyn`."""
-
-
 @dataclass
 class _Checker:
-    tokens: list[tuple[str, str, int]]
     variables: Mapping[str, Variable]
     faults: list[Fault] = field(default_factory=list)
-    position: int = 0
     bound: list[str] = field(default_factory=list)
-
-    # --- tokens
-
-    def peek(self) -> str:
-        return self.tokens[self.position][1]
-
-    def offset(self) -> int:
-        return self.tokens[self.position][2]
-
-    def take(self, text: str | None = None) -> tuple[str, str, int]:
-        token = self.tokens[self.position]
-        if text is not None and token[1] != text:
-            raise _CannotParse
-        self.position += 1
-        return token
 
     def fault(self, offset: int, message: str, suggestion: str | None = None) -> None:
         self.faults.append(Fault(offset, message, suggestion))
 
-    # --- grammar, loosest binding first
+    def typed(self, node: Node) -> _Typed:
+        """What is known of a node; faults inside it are noted."""
+        match node:
+            case Literal():
+                return _Typed(node.type, node.offset, literal=node.text)
+            case Name():
+                return self.name(node)
+            case ListOf():
+                return _Typed("list", node.offset, items=tuple([self.typed(item) for item in node.items]))
+            case MapOf():
+                for pair in node.entries:
+                    for part in pair:
+                        self.typed(part)
+                return _Typed("map", node.offset)
+            case Field():
+                return self.field(node)
+            case Index():
+                self.typed(node.target)
+                self.typed(node.index)
+                return _Typed("dyn", node.offset)
+            case Call():
+                return self.call(node)
+            case Loop():
+                return self.loop(node)
+            case Prefix():
+                operand = self.typed(node.operand)
+                if node.mark == "-":
+                    return _Typed(operand.type, node.offset)
+                self.want_bool(operand, "'!'")
+                return _Typed("bool", node.offset)
+            case Chain():
+                return self.chain(node)
+            case Choice():
+                self.want_bool(self.typed(node.condition), "'?'")
+                first, second = self.typed(node.first), self.typed(node.second)
+                return _Typed(first.type if first.type == second.type else "dyn", node.offset)
+            case _:
+                raise AssertionError(node)
 
-    def expression(self) -> _Typed:
-        condition = self.disjunction()
-        if self.peek() != "?":
-            return condition
-        self.take("?")
-        self.want_bool(condition, "'?'")
-        first = self.disjunction()
-        self.take(":")
-        second = self.expression()
-        return _Typed(first.type if first.type == second.type else "dyn", condition.offset)
-
-    def disjunction(self) -> _Typed:
-        return self.logic("||", self.conjunction)
-
-    def conjunction(self) -> _Typed:
-        return self.logic("&&", self.relation)
-
-    def logic(self, mark: str, operand: Callable[[], _Typed]) -> _Typed:
-        left = operand()
-        while self.peek() == mark:
-            self.take()
-            right = operand()
-            self.want_bool(left, f"'{mark}'")
-            self.want_bool(right, f"'{mark}'")
-            left = _Typed("bool", left.offset)
+    def chain(self, node: Chain) -> _Typed:
+        left = self.typed(node.first)
+        for step in node.steps:
+            right = self.typed(step.operand)
+            if step.mark in ("&&", "||"):
+                self.want_bool(left, f"'{step.mark}'")
+                self.want_bool(right, f"'{step.mark}'")
+                left = _Typed("bool", node.offset)
+            elif step.mark in ("+", "-", "*", "/", "%"):
+                left = self.arithmetic(step.mark, left, right, step.at)
+            else:
+                self.compare(step.mark, left, right, step.at)
+                left = _Typed("bool", node.offset)
         return left
-
-    def relation(self) -> _Typed:
-        left = self.sum()
-        while self.peek() in ("<", "<=", ">", ">=", "==", "!=", "in"):
-            _, mark, offset = self.take()
-            self.compare(mark, left, self.sum(), offset)
-            left = _Typed("bool", left.offset)
-        return left
-
-    def sum(self) -> _Typed:
-        left = self.product()
-        while self.peek() in ("+", "-"):
-            _, mark, offset = self.take()
-            left = self.arithmetic(mark, left, self.product(), offset)
-        return left
-
-    def product(self) -> _Typed:
-        left = self.unary()
-        while self.peek() in ("*", "/", "%"):
-            _, mark, offset = self.take()
-            left = self.arithmetic(mark, left, self.unary(), offset)
-        return left
-
-    def unary(self) -> _Typed:
-        if self.peek() == "!":
-            offset = self.take()[2]
-            self.want_bool(self.unary(), "'!'")
-            return _Typed("bool", offset)
-        if self.peek() == "-":
-            offset = self.take()[2]
-            return _Typed(self.unary().type, offset)
-        return self.member()
-
-    def member(self) -> _Typed:
-        value = self.primary()
-        while self.peek() in (".", "["):
-            if self.take()[1] == "[":
-                self.expression()
-                self.take("]")
-                value = _Typed("dyn", value.offset)
-                continue
-            kind, name, offset = self.take()
-            if kind != "name":
-                raise _CannotParse
-            value = self.call(name, offset, value) if self.peek() == "(" else self.field(value, name, offset)
-        return value
-
-    def primary(self) -> _Typed:
-        kind, text, offset = self.take()
-        if kind == "string":
-            return _Typed("bytes" if "b" in text[:2].lower().split(text[-1])[0] else "string", offset, literal=text)
-        if kind == "number":
-            if text[-1] in "uU":
-                return _Typed("uint", offset, literal=text)
-            return _Typed("int" if text.isdigit() or text.startswith("0x") else "double", offset, literal=text)
-        if text == "(":
-            inner = self.expression()
-            self.take(")")
-            return _Typed(inner.type, offset, inner.variable, inner.literal, inner.items)
-        if text == "[":
-            return _Typed("list", offset, items=tuple(self.sequence("]")))
-        if text == "{":
-            while self.peek() != "}":
-                self.expression()
-                self.take(":")
-                self.expression()
-                if self.peek() == ",":
-                    self.take()
-            self.take("}")
-            return _Typed("map", offset)
-        if kind != "name":
-            raise _CannotParse
-        if self.peek() == "(":
-            return self.call(text, offset, None)
-        return self.name(text, offset)
-
-    def sequence(self, end: str) -> list[_Typed]:
-        found = []
-        while self.peek() != end:
-            found.append(self.expression())
-            if self.peek() == ",":
-                self.take()
-        self.take(end)
-        return found
 
     # --- names and calls
 
-    def name(self, name: str, offset: int) -> _Typed:
-        if name in ("true", "false"):
-            return _Typed("bool", offset, literal=name)
-        if name == "null":
-            return _Typed("null", offset, literal=name)
+    def name(self, node: Name) -> _Typed:
+        name = node.name
         if name in self.bound or name in _TYPE_NAMES:
-            return _Typed("dyn", offset)
+            return _Typed("dyn", node.offset)
         if name in self.variables:
-            return _Typed(self.variables[name].type, offset, variable=name)
-        self.fault(offset, f"unknown variable '{name}'.", _close(name, self.variables))
-        return _Typed("dyn", offset)
+            return _Typed(self.variables[name].type, node.offset, variable=name)
+        self.fault(node.offset, f"unknown variable '{name}'.", _close(name, self.variables))
+        return _Typed("dyn", node.offset)
 
-    def field(self, value: _Typed, name: str, offset: int) -> _Typed:
+    def field(self, node: Field) -> _Typed:
+        value, name = self.typed(node.target), node.name
         if value.variable in MEMBERS:
             members = MEMBERS[value.variable]
             if name not in members:
                 known = ", ".join(f"{value.variable}.{member}" for member in members)
-                self.fault(offset, f"'{value.variable}' has no '{name}'; it has {known}.", _close(name, members))
-                return _Typed("dyn", value.offset)
-            return _Typed(members[name], value.offset)
+                self.fault(node.at, f"'{value.variable}' has no '{name}'; it has {known}.", _close(name, members))
+                return _Typed("dyn", node.offset)
+            return _Typed(members[name], node.offset)
         if value.type not in ("dyn", "map"):
-            self.fault(offset, f"a {value.type} has no field '{name}'.")
-        return _Typed("dyn", value.offset)
+            self.fault(node.at, f"a {value.type} has no field '{name}'.")
+        return _Typed("dyn", node.offset)
 
-    def call(self, name: str, offset: int, target: _Typed | None) -> _Typed:
+    def loop(self, node: Loop) -> _Typed:
+        self.typed(node.target)
+        self.bound.append(node.variable)
+        inner = [self.typed(part) for part in node.body]
+        self.bound.pop()
+        if node.name != "map" and inner:
+            self.want_bool(inner[-1], f"'{node.name}'")
+        return _Typed(FUNCTIONS[node.name], node.offset)
+
+    def call(self, node: Call) -> _Typed:
+        name = node.name
+        operands = [self.typed(part) for part in ((node.target,) if node.target else ()) + node.arguments]
         if name not in FUNCTIONS and not _GETTER.match(name):
-            self.fault(offset, f"unknown function '{name}'.", _close(name, FUNCTIONS))
-        self.take("(")
-        if target is not None and name in _MACROS and self.tokens[self.position][0] == "name":
-            self.bound.append(self.take()[1])
-            self.take(",")
-            inner = self.sequence(")")
-            self.bound.pop()
-            if name not in ("map",) and inner:
-                self.want_bool(inner[-1], f"'{name}'")
-            return _Typed(FUNCTIONS[name], target.offset)
-        arguments = self.sequence(")")
-        start = target.offset if target else offset
+            self.fault(node.at, f"unknown function '{name}'.", _close(name, FUNCTIONS))
         if name in _TEXT_METHODS:
-            operands = [target, *arguments] if target else arguments
             if len(operands) != 2:
-                self.fault(offset, f"'{name}' is written as TEXT.{name}('...').")
+                self.fault(node.at, f"'{name}' is written as TEXT.{name}('...').")
             for operand in operands:
-                if operand is not None and operand.type not in ("string", "dyn"):
+                if operand.type not in ("string", "dyn"):
                     hint = " For a list write: 'x' in LIST." if operand.type == "list" else ""
                     self.fault(operand.offset, f"'{name}' needs text, this is a {operand.type}.{hint}")
-            if name == "matches" and operands:
-                self.regular_expression(operands[-1])
-        return _Typed(FUNCTIONS.get(name, "dyn"), start)
-
-    def regular_expression(self, pattern: _Typed) -> None:
-        """A pattern written out must be one that the library can compile."""
-        if pattern.literal is None or pattern.type != "string":
-            return
-        try:
-            cel.evaluate(f"''.matches({pattern.literal})")
-        except (RuntimeError, ValueError) as error:
-            reason = str(error).partition("error: ")[2].partition(". Check")[0].strip().splitlines()
-            detail = reason[-1].removeprefix("error: ") if reason else str(error)
-            self.fault(pattern.offset, f"not a regular expression: {detail}.")
+        return _Typed(FUNCTIONS.get(name, "dyn"), node.offset)
 
     # --- types
 
@@ -336,26 +235,13 @@ class _Checker:
         return _Typed(left.type, left.offset)
 
 
-def check(source: str, variables: Mapping[str, Variable] = VARIABLES) -> list[Fault]:
+def check(root: Node, variables: Mapping[str, Variable] = VARIABLES) -> list[Fault]:
     """Faults of a condition, in the order of the text; an empty list says that its names and types are right."""
-    tokens: list[tuple[str, str, int]] = []
-    position = 0
-    while position < len(source):
-        match = _TOKEN.match(source, position)
-        if not match:
-            return []
-        if match.lastgroup != "space":
-            tokens.append((str(match.lastgroup), match.group(), position))
-        position = match.end()
-    tokens.append(("end", "", len(source)))
-    checker = _Checker(tokens, variables)
+    checker = _Checker(variables)
     try:
-        result = checker.expression()
-        checker.take("")
+        result = checker.typed(root)
     except RecursionError:
         return [Fault(0, "the condition is nested too deeply.")]
-    except (_CannotParse, IndexError):
-        return sorted(checker.faults, key=lambda fault: fault.offset)
     if result.type not in ("bool", "dyn"):
         checker.fault(result.offset, f"a condition must be true or false, this is a {result.type}.")
     return sorted(checker.faults, key=lambda fault: fault.offset)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -130,6 +131,12 @@ class PolicyStore:
             self._problems = ()
         except InvalidFile as error:
             self._problems = tuple(error.problems)
+        except Exception as error:
+            # A fault of the check itself. It is said like a fault of the files: the edit does not count, and the watch
+            # goes on, or no later edit would ever count.
+            logger.exception("policies could not be checked")
+            message = f"the policies could not be checked: {type(error).__name__}: {error}."
+            self._problems = (Problem(str(self._directory), 1, 1, message),)
         result = Reload(self._current, self._problems)
         if self._on_reload is not None:
             try:
@@ -140,29 +147,39 @@ class PolicyStore:
         return result
 
     def _watch(self) -> None:
+        told = False
         while not self._stop.is_set():
+            try:
+                self._watch_folder()
+            except FileNotFoundError:
+                continue  # deleted between the check and the watch: the next round notices
+            except Exception as error:
+                # No events to be had (the system's watches are used up, for example): look again and again instead.
+                if not told:
+                    logger.error("no events of the policy folder, it is looked at every %d ms: %s", _RESCAN_MS, error)
+                told = True
+                self._stop.wait(_RESCAN_MS / 1000)
+
+    def _watch_folder(self) -> None:
+        """Look at the folder, then whenever it changes, until it is gone."""
+        self.reload()
+        if not self._directory.is_dir():
+            self._stop.wait(_RESCAN_MS / 1000)
+            return
+        for _ in watchfiles.watch(
+            self._directory,
+            watch_filter=None,
+            debounce=_LOOK_MS,
+            step=_LOOK_MS,
+            stop_event=self._stop,
+            rust_timeout=_RESCAN_MS,
+            yield_on_timeout=True,
+            raise_interrupt=False,
+            recursive=False,
+        ):
             self.reload()
             if not self._directory.is_dir():
-                self._stop.wait(_RESCAN_MS / 1000)
-                continue
-            try:
-                for _ in watchfiles.watch(
-                    self._directory,
-                    watch_filter=None,
-                    debounce=_LOOK_MS,
-                    step=_LOOK_MS,
-                    stop_event=self._stop,
-                    rust_timeout=_RESCAN_MS,
-                    yield_on_timeout=True,
-                    raise_interrupt=False,
-                    recursive=False,
-                ):
-                    self.reload()
-                    if not self._directory.is_dir():
-                        break
-            except FileNotFoundError:
-                # Deleted between the check and the watch: the next round notices.
-                continue
+                return
 
 
 def _signature(directory: Path) -> str:
@@ -174,8 +191,8 @@ def _signature(directory: Path) -> str:
                 content = path.read_bytes()
             except OSError as error:
                 content = f"unreadable: {error}".encode()
-            digest.update(f"{path.name}\0{len(content)}\0".encode())
+            digest.update(os.fsencode(path.name) + f"\0{len(content)}\0".encode())
             digest.update(content)
-    except InvalidFile as error:
-        digest.update(str(error).encode())
+    except Exception as error:  # `load` meets it as well, and it is said there
+        digest.update(repr(error).encode())
     return digest.hexdigest()

@@ -1,22 +1,22 @@
 """YAML files that are checked with their line numbers: the base of `tierline.yaml` and of the policies.
 
-A file is parsed once into plain data and once into positions, validated by a pydantic model, and every fault is
-reported as `FILE:LINE:COLUMN: message` with a suggestion where a known name is close.
+A file is read into plain data and positions (`yamlread.py`), validated by a pydantic model, and every fault is reported
+as `FILE:LINE:COLUMN: message` with a suggestion where a known name is close.
 """
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
-Location = tuple[str | int, ...]
+from policies import yamlread
+from policies.yamlread import Location
+
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
@@ -34,7 +34,12 @@ class Problem:
 
     def __str__(self) -> str:
         hint = f" Did you mean '{self.suggestion}'?" if self.suggestion else ""
-        return f"{self.file}:{self.line}:{self.column}: {self.message}{hint}"
+        return one_line(f"{self.file}:{self.line}:{self.column}: {self.message}{hint}")
+
+
+def one_line(text: str) -> str:
+    """The text with line breaks and other control characters written as escapes."""
+    return text if text.isprintable() else "".join([c if c.isprintable() else repr(c)[1:-1] for c in text])
 
 
 class InvalidFile(ValueError):
@@ -94,95 +99,17 @@ class Document:
         return Problem(self.file, line, column, message, ".".join(str(p) for p in path), suggestion)
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """SafeLoader that refuses duplicate keys: the last one would silently win."""
-
-
-def _mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[Hashable, Any]:
-    seen: dict[Hashable, Any] = {}
-    for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if not isinstance(key, Hashable):
-            raise yaml.MarkedYAMLError(problem="a key must be a simple value", problem_mark=key_node.start_mark)
-        if key in seen:
-            raise yaml.MarkedYAMLError(problem=f"the key '{key}' stands twice", problem_mark=key_node.start_mark)
-        seen[key] = None
-    loader.flatten_mapping(node)
-    return loader.construct_mapping(node, deep=True)
-
-
-_UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-
-
 def parse(text: str, file: str) -> Document:
     """Parse YAML text.
 
     Raises:
-        InvalidFile: the text is not YAML, or a key stands twice.
+        InvalidFile: the text is not YAML, or holds what no configuration needs (`yamlread.py`).
     """
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.load(text, Loader=_UniqueKeyLoader)
-    except yaml.MarkedYAMLError as error:
-        mark, what = _fault(text, error)
-        line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-        raise InvalidFile([Problem(file, line, column, f"not valid YAML: {what}.")]) from error
-    except yaml.YAMLError as error:
-        raise InvalidFile([Problem(file, 1, 1, f"not valid YAML: {error}.")]) from error
-    except RecursionError as error:
-        raise InvalidFile([Problem(file, 1, 1, "not valid YAML: nested too deeply.")]) from error
-    keys: dict[Location, tuple[int, int]] = {}
-    values: dict[Location, tuple[int, int]] = {}
-    if root is not None and not _walk(root, keys, values):
-        raise InvalidFile([Problem(file, 1, 1, "not valid YAML: aliases that repeat each other make it too large.")])
-    return Document(file, data, keys, values, tuple(text.split("\n")))
-
-
-def _fault(text: str, error: yaml.MarkedYAMLError) -> tuple[yaml.Mark | None, str]:
-    """Where to look, and what is wrong. What is never closed is shown where it opens, not where the parser gave up."""
-    mark, opened = error.problem_mark or error.context_mark, error.context_mark
-    what, context = str(error.problem or error.context), error.context or ""
-    if mark is None or opened is None:
-        return mark, what
-    if context == "while scanning a quoted scalar":
-        return opened, "the quote that opens here is not closed"
-    if context.startswith("while parsing a flow") and mark.line > opened.line:
-        bracket = "[" if context.endswith("sequence") else "{"
-        return opened, f"the '{bracket}' that opens here is not closed: {what} in line {mark.line + 1}"
-    # Another quote further down closes it, and what that one should have opened follows without a blank.
-    for token in _tokens(text):
-        quoted = isinstance(token, yaml.ScalarToken) and token.style in ("'", '"')
-        if quoted and token.end_mark.index == mark.index and token.start_mark.line < mark.line:
-            return token.start_mark, f"the quote that opens here is closed by the one in line {mark.line + 1} only"
-    return mark, what
-
-
-def _tokens(text: str) -> Iterator[yaml.Token]:
-    """The tokens up to the first that is none."""
-    with contextlib.suppress(yaml.YAMLError):
-        yield from yaml.scan(text, Loader=yaml.SafeLoader)
-
-
-# Aliases can make a small text stand for a huge (or endless) tree; no configuration is near this many nodes.
-_MAX_NODES = 50_000
-
-
-def _walk(root: yaml.Node, keys: dict[Location, tuple[int, int]], values: dict[Location, tuple[int, int]]) -> bool:
-    """Note where every key and value stands; False where the tree is larger than any honest file."""
-    waiting: list[tuple[yaml.Node, Location]] = [(root, ())]
-    while waiting:
-        node, path = waiting.pop()
-        if len(values) >= _MAX_NODES:
-            return False
-        values[path] = (node.start_mark.line + 1, node.start_mark.column + 1)
-        if isinstance(node, yaml.MappingNode):
-            for key_node, value_node in node.value:
-                child = (*path, str(key_node.value))
-                keys[child] = (key_node.start_mark.line + 1, key_node.start_mark.column + 1)
-                waiting.append((value_node, child))
-        elif isinstance(node, yaml.SequenceNode):
-            waiting += [(item, (*path, i)) for i, item in enumerate(node.value)]
-    return True
+        tree = yamlread.read(text)
+    except yamlread.Unreadable as error:
+        raise InvalidFile([Problem(file, *error.position, f"{error.what}.")]) from error
+    return Document(file, tree.data, tree.keys, tree.values, tuple(text.split("\n")))
 
 
 def validate(document: Document, model: type[ModelT]) -> ModelT:

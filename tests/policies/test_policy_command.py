@@ -49,6 +49,22 @@ def test_check_uses_the_configured_folder_and_tiers(home: Path) -> None:
     assert found.stdout.startswith("rules/a.yaml:7:5: warning: tier 'large' has no model")
 
 
+def test_a_date_is_text_and_a_scalar_that_means_nothing_has_its_line(home: Path) -> None:
+    write(home / "rules", a=f"{EVERYBODY}description: 2020-99-99\n")
+    assert run(home, "policy", "check").returncode == 0
+    write(home / "rules", a=f"{EVERYBODY}description: !!int abc\n")
+    found = run(home, "policy", "check")
+    assert found.returncode == 1
+    assert "rules/a.yaml:9:14: error: 'abc' is no int." in found.stdout
+    assert not found.stderr
+    (home / "tierline.yaml").write_text(f"{TIERLINE_YAML}hold_ttl_seconds: !!float x\n")
+    for command in (["policy", "check"], ["up", "--prepare-only"], ["gateway"]):
+        found = run(home, *command)
+        assert found.returncode == 2
+        assert "tierline.yaml:5:19: 'x' is no float." in found.stderr
+        assert "Traceback" not in found.stderr
+
+
 def test_check_fails_on_errors(home: Path) -> None:
     write(home / "rules", b=policy("b", "rouets: []\n", "{teams: [x]}"))
     found = run(home, "policy", "check")

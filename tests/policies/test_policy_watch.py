@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -103,6 +104,57 @@ def test_a_file_that_is_not_text(watched: Watched) -> None:
     (watched.folder / "b.yaml").write_bytes(b"\xff\xfe")
     assert not watched.reloads.get(timeout=2).accepted
     assert "UTF-8" in watched.store.problems[0].message
+
+
+@pytest.mark.parametrize("scalar", ["!!int abc", "!!bool maybe", "!!timestamp foo", "9" * 6000, '"\\UFFFFFFFF"'])
+def test_a_scalar_that_cannot_be_read_is_a_problem_and_the_watch_goes_on(watched: Watched, scalar: str) -> None:
+    version = watched.store.version
+    assert not watched.edit(f"{EVERYBODY}description: {scalar}\n").accepted
+    assert [problem.line for problem in watched.store.problems] == [9]
+    assert watched.store.version == version
+    assert watched.edit(EVERYBODY.replace("6000", "7000")).accepted
+    assert not watched.store.problems
+
+
+def test_a_file_name_that_is_no_text_is_a_problem(watched: Watched) -> None:
+    (watched.folder / os.fsdecode(b"\xff.yaml")).write_text(EVERYBODY)
+    assert not watched.reloads.get(timeout=2).accepted
+    (problem,) = watched.store.problems
+    assert "a file's name must be readable text" in str(problem).encode().decode()
+
+
+def test_a_check_that_fails_itself_is_a_problem_and_the_watch_goes_on(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> None:
+        raise KeyError("maybe")
+
+    version = watched.store.version
+    with monkeypatch.context() as patched:
+        patched.setattr("policies.watch.load", fails)
+        assert not watched.edit(EVERYBODY.replace("6000", "7000")).accepted
+    (problem,) = watched.store.problems
+    assert "could not be checked: KeyError: 'maybe'" in problem.message
+    assert "Traceback" in caplog.text
+    assert watched.store.version == version
+    assert watched.edit(EVERYBODY.replace("6000", "8000")).accepted
+    assert not watched.store.problems
+
+
+def test_without_events_of_the_system_edits_are_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def none_left(*_: object, **__: object) -> None:
+        raise OSError(28, "inotify watch limit reached")
+
+    monkeypatch.setattr("policies.watch.watchfiles.watch", none_left)
+    watched = Watched(tmp_path / "policies")
+    with watched.store:
+        assert watched.edit(EVERYBODY.replace("6000", "7000")).accepted
+        assert watched.edit(EVERYBODY.replace("6000", "8000")).accepted
+    assert [record.message for record in caplog.records if "inotify" in record.message] == [
+        "no events of the policy folder, it is looked at every 400 ms: [Errno 28] inotify watch limit reached"
+    ]
 
 
 def test_an_edit_before_the_start_is_noticed(tmp_path: Path) -> None:
