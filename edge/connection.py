@@ -382,7 +382,7 @@ class Connection(HttpToolsProtocol):
                 self.transport.close()
             return
         timeout_s = self.limits.read_timeout_s
-        earned_s = self._content_bytes / MIN_BYTES_PER_SECOND
+        earned_s = min(self._content_bytes / MIN_BYTES_PER_SECOND, self.limits.body_timeout_s)
         if now - self._body_read_at <= timeout_s and now - self._body_since <= timeout_s + earned_s:
             return
         if READ_TIMEOUT not in self.scope:

@@ -32,13 +32,15 @@ READ_TIMEOUT = "tierline.read_timeout"
 class Limits:
     """Times in seconds.
 
-    read_timeout_s: for a request's head, and for a pause in its body. write_timeout_s: for a client that reads
+    read_timeout_s: for a request's head, and for a pause in its body. body_timeout_s: beyond that for a whole body,
+    however large. write_timeout_s: for a client that reads
     nothing. keep_alive_s: between two requests. stream_keep_alive_s: the longest silence of a stream that has a sign of
     life to send; 0 sends none. shutdown_delay_s: still serving, but not ready, once asked to stop.
     drain_s: for running requests, after that.
     """
 
     read_timeout_s: float = 30.0
+    body_timeout_s: float = 300.0
     write_timeout_s: float = 60.0
     keep_alive_s: float = 75.0
     stream_keep_alive_s: float = 15.0

@@ -14,6 +14,7 @@ from pathlib import Path
 from gateway import lifeline, logs, settings, workers
 from gateway.admin.listener import listen_for_admins
 from gateway.app import App
+from gateway.bodies import give_memory_back
 from gateway.server import Server
 from gateway.services import Services
 from gateway.settings import Settings
@@ -66,6 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
     lifeline.watch()
     logs.setup(configured.server.log)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    give_memory_back()
     with asyncio.Runner(loop_factory=_uvloop) as runner:
         return 0 if runner.run(serve(configured, options.worker)) else EXIT_CANNOT_START
 

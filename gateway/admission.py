@@ -97,6 +97,26 @@ def read_headers(life: Life) -> None:
         life.idempotency_key = idempotency_key(key)
 
 
+async def receive(services: Services, life: Life) -> bytes:
+    """The body of a request whose key is known, read with its headers.
+
+    Raises:
+        RateLimited: the key has used up its requests, or the memory for its bodies; nothing more is read.
+        BadRequest, TooLarge, RequestTimeout, Unavailable: a header or the body cannot be taken.
+        ClientGone: the client left.
+    """
+    principal = life.principal
+    assert principal is not None
+    if not life.exchange.has(b"idempotency-key"):  # such a one may be repeated, which counts for nothing
+        try:
+            services.closed.check(principal.scopes)
+        except Refused as error:
+            raise _over_limit(services, life, error) from None
+    read_headers(life)
+    life.room = services.bodies.room(principal.key_id, life.deadline)
+    return await life.exchange.body(services.settings.server.max_body_bytes, life.deadline, life.room)
+
+
 def _tags(header: str) -> dict[str, str]:
     with suppress(UnicodeDecodeError):  # clients send UTF-8; what is none stays Latin-1, as HTTP once had it
         header = header.encode("latin-1").decode()
@@ -257,6 +277,7 @@ async def admit(services: Services, life: Life, *, free: bool = False) -> None:
             "The request's deadline passed while it waited for others to end.", status=504, code="backend_deadline"
         ) from None
     except Refused as error:
+        _learn(services, principal, error)
         raise _over_limit(services, life, error) from None
     life.standing = life.grant.standing
 
@@ -281,9 +302,15 @@ async def count_fault(services: Services, life: Life, fault: GatewayError) -> Ga
     try:
         await services.limiter.admit(Admission(life.request_id, scopes, 0, 0, services.settings.hold_ttl_seconds))
     except Refused as error:
+        _learn(services, principal, error)
         return _over_limit(services, life, error)
     life.standing = await services.limiter.settle(life.request_id, 0, 0)
     return fault
+
+
+def _learn(services: Services, principal: Principal, error: Refused) -> None:
+    if not services.limiter.degraded:  # a share of a limit grows again when Redis is back
+        services.closed.learn(principal.scopes, error)
 
 
 def _over_limit(services: Services, life: Life, error: Refused) -> GatewayError:

@@ -15,6 +15,7 @@ import uuid_utils
 from backends.protocol import whole_number
 from edge.cycle import LEAVING
 from edge.limits import READ_TIMEOUT
+from gateway.bodies import FREE_BYTES, Room
 from gateway.dialects.errors import BadRequest, RequestTimeout, TooLarge
 
 Scope = MutableMapping[str, Any]
@@ -82,43 +83,57 @@ class Exchange:
         """Whether the request has a header of this lower-case name, even if something is wrong with its headers."""
         return any(given == name for given, _ in self.scope["headers"])
 
-    async def body(self, limit: int, deadline: float | None = None) -> bytes:
+    async def body(self, limit: int, deadline: float | None = None, room: Room | None = None) -> bytes:
         """The whole request body. `deadline` is the client's own, in monotonic seconds; the server has one as well.
+        `room` is where a large body takes memory from, before it is read.
 
         Raises:
             TooLarge: the body is larger than `limit` bytes; nothing beyond the limit is kept.
             RequestTimeout: the body came too slowly.
+            RateLimited, Unavailable: there is no room for it.
             ClientGone: the client left while sending.
         """
         if deadline is None:
-            return await self._body(limit)
+            return await self._body(limit, room)
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
-                return await self._body(limit)
+                return await self._body(limit, room)
         except TimeoutError:
             raise RequestTimeout("The deadline of 'x-tierline-deadline-ms' passed before the body was there.") from None
 
-    async def _body(self, limit: int) -> bytes:
+    async def _body(self, limit: int, room: Room | None) -> bytes:
         declared = self.header(b"content-length")
-        if declared is not None and (whole_number(declared, 18) or 0) > limit:
+        expected = 0 if declared is None else whole_number(declared, 18) or 0
+        if expected > limit:
             raise TooLarge(f"The body is {declared} bytes; this gateway takes at most {limit}.")
         if self.header(b"content-encoding") not in (None, "identity"):
             raise BadRequest("Compressed request bodies are not supported; send plain JSON.", code="invalid_encoding")
-        chunks: list[bytes] = []
-        size = 0
+        taken = FREE_BYTES
+        if expected > taken and room is not None:
+            await room.add(expected)
+            taken = expected
+        body = bytearray()
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 self.gone = True
                 raise ClientGone
             chunk: bytes = message.get("body", b"")
-            size += len(chunk)
+            size = len(body) + len(chunk)
             if size > limit:
                 raise TooLarge(f"The body is larger than the {limit} bytes that this gateway takes.")
-            chunks.append(chunk)
-            if not message.get("more_body"):
+            if size > taken and room is not None:  # it did not say how large it is
+                more = min(max(size, 2 * taken), limit)
+                await room.add(more - (0 if taken == FREE_BYTES else taken))
+                taken = more
+            whole = not message.get("more_body")
+            if whole and not body:
                 self.received_at = time.monotonic()
-                return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+                return chunk
+            body += chunk  # not a list of pieces, which would leave the memory in pieces
+            if whole:
+                self.received_at = time.monotonic()
+                return bytes(body)
             if READ_TIMEOUT in self.scope:
                 raise RequestTimeout("The body of the request did not arrive in time. Send it again, without pauses.")
 

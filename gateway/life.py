@@ -14,6 +14,7 @@ import msgspec
 from backends.dispatch import Attempt, Candidate
 from gateway.access.limits import Grant, Standing
 from gateway.access.principal import Principal
+from gateway.bodies import Room
 from gateway.dialects.dialect import Asked, Dialect, Writer
 from gateway.dialects.errors import GatewayError
 from gateway.http import Exchange, Header
@@ -40,6 +41,7 @@ class Life(msgspec.Struct, eq=False):
 
     # authenticate and parse
     principal: Principal | None = None
+    room: Room | None = None  # memory that its body takes
     asked: Asked | None = None
     tags: dict[str, str] = {}
     cache_directives: frozenset[str] = frozenset()

@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gateway.accounting import Accounting
-from gateway.admission import admit, authenticate, count_fault, read_headers, route
+from gateway.admission import admit, authenticate, count_fault, receive, route
 from gateway.caching import Turn, give
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.errors import GatewayError, Unavailable
@@ -48,10 +48,9 @@ async def serve(dialect: Dialect, services: Services, exchange: Exchange) -> Non
     in_flight = False
     try:
         life.principal = await authenticate(services, exchange)
-        read_headers(life)
-        body = await exchange.body(services.settings.server.max_body_bytes, life.deadline)
         services.metrics.in_flight.inc()
         in_flight = True
+        body = await receive(services, life)
         exchange.watch()
         life.asked = dialect.parse(body)
         services.begin_span(life)
@@ -89,6 +88,8 @@ async def serve(dialect: Dialect, services: Services, exchange: Exchange) -> Non
         try:
             await finish(services, life, accounting)
         finally:
+            if life.room is not None:
+                life.room.close()
             if life.recorder is not None:
                 await life.recorder.close()
 

@@ -14,6 +14,7 @@ class Server(EdgeServer):
     def __init__(self, app: App, settings: ServerSettings) -> None:
         limits = Limits(
             read_timeout_s=settings.read_timeout_seconds,
+            body_timeout_s=settings.body_timeout_seconds,
             write_timeout_s=settings.write_timeout_seconds,
             stream_keep_alive_s=settings.keep_alive_seconds,
             shutdown_delay_s=settings.shutdown_delay_seconds,

@@ -22,6 +22,7 @@ from backends.pool import Pool, Timeouts
 from cache.client import CacheClient, Lookup
 from cache.flight import SingleFlight
 from gateway import workers
+from gateway.access.closed import Closed
 from gateway.access.counters_memory import MemoryLimiter
 from gateway.access.holds import OutputEstimator
 from gateway.access.keystore import KeyStore
@@ -29,6 +30,7 @@ from gateway.access.queue import AdmissionQueue
 from gateway.access.secret import load_secret
 from gateway.admin.service import AdminService
 from gateway.backend_metrics import BackendCollector
+from gateway.bodies import Bodies
 from gateway.idempotency.step import Idempotency, open_idempotency
 from gateway.ledger.database import Database
 from gateway.ledger.journal import Journal
@@ -68,6 +70,8 @@ class Services:
     limiter: MemoryLimiter | SharedLimiter
     idempotency: Idempotency
     queue: AdmissionQueue
+    closed: Closed
+    bodies: Bodies
     estimator: OutputEstimator
     journal: Journal
     writer: LedgerWriter
@@ -141,6 +145,9 @@ class Services:
             waited=self.metrics.queue_wait.observe,
         )
         self.metrics.queued.set_function(lambda: self.queue.waiting)
+        self.closed = Closed()
+        self.bodies = Bodies(settings.server.max_held_body_bytes)
+        self.metrics.body_bytes.set_function(lambda: self.bodies.held_bytes)
         self.estimator = OutputEstimator()
         secret = load_secret(data_dir / "secret")
         self.keys = KeyStore(self.database, secret, settings.default_limits)

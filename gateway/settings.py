@@ -6,18 +6,17 @@ stand in the file: a backend names the environment variable that holds its key.
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import os
-from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from gateway.settings_conflicts import conflicts
 from policies import yamlfile
-from policies.yamlfile import Document, InvalidFile, Problem
+from policies.yamlfile import Document, InvalidFile
 from tiers import TIERS
 
 TierName = Literal["small", "medium", "large", "xlarge"]
@@ -41,7 +40,13 @@ class ServerSettings(Strict):
     port: int = Field(8080, ge=0, le=65535)
     workers: int = Field(1, ge=1, le=64, description="More than one needs storage.redis_url: they share limits there.")
     max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024)
+    max_held_body_bytes: int = Field(
+        256 * 1024 * 1024,
+        ge=1024,
+        description="Of all requests of a process at once; what is over waits or is refused.",
+    )
     read_timeout_seconds: float = Field(30.0, gt=0, description="For a request's head, and for a pause in its body.")
+    body_timeout_seconds: float = Field(300.0, gt=0, description="Beyond that for a whole body, however large.")
     write_timeout_seconds: float = Field(60.0, gt=0, description="For a client that does not read its answer.")
     keep_alive_seconds: float = Field(
         15.0, ge=0, description="Longest silence of a stream that has begun: then a sign of life is sent; 0: never."
@@ -349,50 +354,11 @@ def resolve(settings: Settings, document: Document, root: Path) -> Settings:
     Raises:
         InvalidFile: every name that points nowhere and every clash, each with its position.
     """
-    problems = list(_conflicts(settings, document))
+    problems = list(conflicts(settings, document))
     if problems:
         raise InvalidFile(sorted(problems, key=lambda problem: (problem.line, problem.column)))
     storage = settings.storage.model_copy(update={"data_dir": root / settings.storage.data_dir})
     return settings.model_copy(update={"storage": storage, "policies_dir": root / settings.policies_dir})
-
-
-def _conflicts(settings: Settings, document: Document) -> Iterator[Problem]:
-    for name, model in settings.models.items():
-        if name == "auto":
-            yield document.problem(("models", name), "'auto' lets the policy choose; give the model another name.")
-        if model.backend not in settings.backends:
-            text = f"backend '{model.backend}' of model '{name}' is not in 'backends'."
-            yield document.problem(("models", name, "backend"), text, _close(model.backend, settings.backends))
-        elif settings.backends[model.backend].dialect == "anthropic" and model.max_output_tokens is None:
-            text = f"model '{name}' needs 'max_output_tokens': Anthropic servers must be told an answer's most tokens."
-            yield document.problem(("models", name), text)
-    for name, backend in settings.backends.items():
-        if backend.engine and backend.engine not in settings.engines:
-            text = f"engine '{backend.engine}' of backend '{name}' is not in 'engines'."
-            yield document.problem(("backends", name, "engine"), text, _close(backend.engine, settings.engines))
-        if backend.embedder and (settings.cache.embeddings_port is None or not settings.cache.enabled):
-            text = f"backend '{name}' needs cache.embeddings_port, and the cache enabled: it is the cache's embedder."
-            yield document.problem(("backends", name, "embedder"), text)
-    if settings.server.workers > 1 and not settings.storage.redis_url:
-        text = "more than one worker needs storage.redis_url: they share limits and holds through Redis."
-        yield document.problem(("server", "workers"), text)
-    taken = {settings.server.port: "the gateway"} if settings.server.port else {}
-    if (address := settings.admin.address()) is not None:
-        if not 0 < address[1] < 65536:
-            yield document.problem(("admin", "listen"), f"there is no port {address[1]}.")
-        if address[1] in taken:
-            yield document.problem(("admin", "listen"), f"port {address[1]} is taken by {taken[address[1]]}.")
-        taken[address[1]] = "the admin API"
-    if (port := settings.cache.embeddings_port) is not None:
-        if port in taken:
-            yield document.problem(("cache", "embeddings_port"), f"port {port} is taken by {taken[port]}.")
-        taken[port] = "the embedder"
-    for name, engine in settings.engines.items():
-        if engine.port in taken:
-            text = f"port {engine.port} is taken by {taken[engine.port]}."
-            yield document.problem(("engines", name, "port"), text)
-        elif engine.port:
-            taken[engine.port] = f"engine '{name}'"
 
 
 def _is_address(host: str) -> bool:
@@ -401,7 +367,3 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _close(name: str, known: Mapping[str, object]) -> str | None:
-    return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)

@@ -135,7 +135,16 @@ class Metrics:
             ["ended"],
             registry,
         )
-        self.in_flight = Level("tierline_requests_in_flight", "Requests being served.", registry)
+        self.in_flight = Level(
+            "tierline_requests_in_flight",
+            "Requests with a valid key: their body is coming, or they are served.",
+            registry,
+        )
+        self.body_bytes = Gauge(
+            "tierline_held_body_bytes",
+            "Memory set aside for the larger request bodies: coming, or of running requests.",
+            registry=registry,
+        )
         self.queued = Gauge(
             "tierline_queue_waiting",
             "Requests in the queue before admission: the process or their key runs as many as it may.",

@@ -14,7 +14,7 @@ import msgspec
 
 from backends.attempt import Call
 from backends.counting import NotCounted, count_input
-from gateway.admission import admit, authenticate, count_fault, read_headers, route
+from gateway.admission import admit, authenticate, count_fault, receive, route
 from gateway.dialects.anthropic_messages import MESSAGES
 from gateway.dialects.errors import GatewayError
 from gateway.dispatching import native_headers
@@ -31,6 +31,14 @@ ROUTE = "count_tokens"
 async def count_tokens(services: Services, exchange: Exchange) -> None:
     """Answer `{"input_tokens": n}`, or an error in the Anthropic dialect."""
     life = Life(exchange, MESSAGES, exchange.request_id)
+    try:
+        await _answer(services, life)
+    finally:
+        if life.room is not None:
+            life.room.close()
+
+
+async def _answer(services: Services, life: Life) -> None:
     headers: list[Header] = [JSON_TYPE]
     try:
         tokens, how = await _count(services, life)
@@ -45,16 +53,12 @@ async def count_tokens(services: Services, exchange: Exchange) -> None:
         headers += [*life.headers(), *((name.encode(), value.encode()) for name, value in error.headers.items())]
     outcome = "success" if life.status == 200 else "refused" if life.status < 500 else "error"
     services.metrics.requests.labels(ROUTE, outcome, str(life.status)).inc()
-    await exchange.respond(life.status, headers, body)
+    await life.exchange.respond(life.status, headers, body)
 
 
 async def _count(services: Services, life: Life) -> tuple[int, bytes]:
-    exchange = life.exchange
-    life.principal = await authenticate(services, exchange)
-    read_headers(life)
-    life.asked = asked = MESSAGES.parse_count(
-        await exchange.body(services.settings.server.max_body_bytes, life.deadline)
-    )
+    life.principal = await authenticate(services, life.exchange)
+    life.asked = asked = MESSAGES.parse_count(await receive(services, life))
     await route(services, life)
     await admit(services, life, free=True)
     assert life.grant is not None

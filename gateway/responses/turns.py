@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from backends.protocol import Json
+from gateway.bodies import FREE_BYTES
 from gateway.dialects.dialect import Memory
 from gateway.dialects.errors import BadRequest, NotFound, Unavailable
 from gateway.dialects.responses_answer import with_ids
@@ -38,7 +39,8 @@ async def recall(services: Services, life: Life) -> None:
         NotFound: the answer to go on from is not there, or not the project's.
         NotAllowed: the key may not use this route.
         BadRequest: nothing is kept here, or the conversation has become too long.
-        Unavailable: the database does not say.
+        RateLimited: there is no memory left for the key's conversations.
+        Unavailable: nor for anybody's, or the database does not say.
     """
     asked, principal = life.asked, life.principal
     assert asked is not None
@@ -56,6 +58,8 @@ async def recall(services: Services, life: Life) -> None:
     if memory.previous is not None:
         check_route(principal, life.dialect.route)  # what a key may not use, it may not read either
         last = await _previous(services, principal.project_id, memory.previous)
+        if life.room is not None and last.total_bytes > FREE_BYTES:
+            await life.room.add(last.total_bytes)
         memory.go_on(items_of(await conversation(services, last)))
     if memory.store is not False:
         memory.keep = partial(_keep, services, principal.project_id, memory, last)

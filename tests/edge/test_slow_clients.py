@@ -136,6 +136,20 @@ async def test_a_slow_but_honest_upload_earns_its_time(door: Edge) -> None:
     assert len((await client.ask(b"x")).said["body"]) == 1_000_000
 
 
+async def test_no_body_may_come_for_ever(door: Edge) -> None:
+    client = await door.connect()
+    begun = asyncio.get_running_loop().time()
+    await client.send(POST.replace(b"1000000", b"10000000") + b"x" * 9_999_999)  # at 8 KiB/s: twenty minutes
+    connection = door.connection
+    await door.until(lambda: connection._content_bytes == 9_999_999)
+    for passed, ended in ((320, False), (340, True)):
+        connection._body_read_at = begun + passed
+        door.server.sweep(begun + passed)
+        assert (READ_TIMEOUT in door.application.asked[0]) is ended
+    door.server.sweep(begun + 341)
+    await timed_out(client)
+
+
 async def test_a_body_that_nobody_wants_is_not_waited_for(door: Edge) -> None:
     client = await door.connect()
     assert (await client.ask(POST.replace(b"echo", b"ignore"))).status == 200

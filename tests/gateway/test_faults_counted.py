@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import httpx
 import pytest
 
 from bench.mock_upstream import MockUpstream
+from gateway.access.closed import Closed
+from gateway.access.limits import LimitExceeded, Scope
 from tests.gateway.exact_upstream import stop_the_clock
 from tests.gateway.front_door import POLICY, FrontDoor, configuration, front_door
 
@@ -90,3 +93,67 @@ async def test_a_bad_key_counts_for_nobody(door: FrontDoor) -> None:
     token = await door.key(requests_per_minute=1)
     assert (await post(door, f"{token}x", GOOD)).status_code == 401
     assert (await post(door, token, GOOD)).status_code == 200
+
+
+async def test_what_comes_too_soon_is_refused_unread(door: FrontDoor) -> None:
+    """The answer is there before the body, and says by when the next one may come."""
+    token = await door.key(requests_per_minute=2)
+    for status in (404, 404, 429):
+        assert (await post(door, token, {**GOOD, "model": "none"})).status_code == status
+    port = int(door.url.rsplit(":", 1)[1])
+    for path in (CHAT, "/v1/messages/count_tokens"):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(
+            f"POST {path} HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {token}\r\ncontent-length: 9\r\n\r\n".encode()
+        )
+        async with asyncio.timeout(20):
+            answer = (await reader.readuntil(b"\r\n\r\n")).decode()
+        assert " 429 " in answer
+        headers = dict(line.split(": ", 1) for line in answer.split("\r\n")[1:] if line)
+        assert 1 <= int(headers["retry-after"]) <= 30
+        assert headers["x-tierline-limit"] == "key requests_per_minute"
+        assert (headers["x-ratelimit-limit-requests"], headers["x-ratelimit-remaining-requests"]) == ("2", "0")
+        writer.close()
+    assert (await post(door, await door.key(requests_per_minute=2), GOOD)).status_code == 200
+
+
+async def test_a_repeated_request_gets_its_answer_though_the_limit_is_reached(door: FrontDoor) -> None:
+    token, named = await door.key(requests_per_minute=1), {"idempotency-key": "one"}
+    assert (await post(door, token, GOOD, headers=named)).status_code == 200
+    assert (await post(door, token, GOOD)).status_code == 429
+    assert (await post(door, token, GOOD, headers=named)).status_code == 200
+    reused = [await post(door, token, {**GOOD, "n": 1}, headers=named) for _ in range(2)]
+    assert [one.status_code for one in reused] == [429, 429], "a conflict counts, too"
+
+
+async def test_a_conflict_of_an_idempotency_key_counts(door: FrontDoor) -> None:
+    stop_the_clock(door)
+    token, named = await door.key(requests_per_minute=3), {"idempotency-key": "one"}
+    answers = [await post(door, token, {**GOOD, "n": n}, headers=named) for n in (1, 2, 3, 4)]
+    assert [one.status_code for one in answers] == [200, 422, 422, 429]
+
+
+async def test_a_prompt_that_is_too_long_counts(door: FrontDoor) -> None:
+    stop_the_clock(door)
+    token = await door.key(requests_per_minute=2)
+    long = {**GOOD, "messages": [{"role": "user", "content": "word " * 20_000}]}
+    assert [(await post(door, token, long)).status_code for _ in range(3)] == [400, 400, 429]
+
+
+async def test_a_limit_that_is_raised_is_not_remembered() -> None:
+    now = [100.0]
+    closed = Closed(clock=lambda: now[0])
+    slow = Scope("key:a", 2, label="Your key")
+    closed.check([slow])
+    closed.learn([slow], LimitExceeded("key:a", "requests_per_minute", 20.0, ""))
+    closed.learn([slow], LimitExceeded("key:a", "parallel", 900.0, ""))
+    now[0] += 5
+    with pytest.raises(LimitExceeded) as refused:
+        closed.check([Scope("team:b", 2), slow])
+    assert refused.value.retry_after_s == 15
+    assert str(refused.value) == "Your key allows 2 requests per minute; there is room for the next one in 15.0 s."
+    assert refused.value.standing.reset_requests_s == 45
+    closed.check([Scope("key:a", 3)])
+    closed.check([Scope("key:b", 2)])
+    now[0] += 15
+    closed.check([slow])

@@ -62,6 +62,7 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
         ("version: 1", "version: 1\nadmin: {listen: '127.0.0.1:70000'}", 2, "there is no port 70000", None),
         ("version: 1", "version: 1\nadmin: {listen: '8090'}", 2, "'admin.listen'", None),
         ("version: 1", "version: 1\nadmin: {enable: true}", 2, "unknown key 'enable'", "enabled"),
+        ("version: 1", "version: 1\nserver: {max_body_bytes: 300000000}", 2, "more than max_held_body_bytes", None),
         ("version: 1", "version: [", 1, "not valid YAML", None),
     ],
 )
