@@ -13,7 +13,7 @@ import msgspec
 
 from backends.connection import FailureKind, HttpFailure
 from backends.errors import recognised
-from backends.protocol import ChatChunk, ChatCompletion, Usage
+from backends.protocol import ChatChunk, ChatCompletion, OutputLimitField, Usage
 
 Outcome = Literal["running", "success", "error", "timeout", "cancelled", "cut", "refused"]
 
@@ -35,6 +35,7 @@ class Candidate(msgspec.Struct, frozen=True):
     """A model that may answer: its public name and tier, the backend that serves it and its name there.
 
     `context_length` in tokens, 0 if it is not known. `prefill`: it can continue an answer that another began.
+    `output_limit_field`: the one field by which its server knows the most tokens of a chat answer; None: any.
     """
 
     model: str
@@ -43,6 +44,7 @@ class Candidate(msgspec.Struct, frozen=True):
     upstream_model: str
     context_length: int = 0
     prefill: bool = False
+    output_limit_field: OutputLimitField | None = None
 
 
 Operation = Literal["chat", "completions", "embeddings", "rerank"]

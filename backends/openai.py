@@ -17,7 +17,7 @@ from backends.attempt import Answer, AttemptFailed, Call, Candidate, Event, Oper
 from backends.dialect import MalformedAnswer
 from backends.endpoint import Endpoint
 from backends.errors import recognised
-from backends.protocol import AnswerChoice, ChatChunk, ChatCompletion, ChunkChoice, Delta, Json, Usage
+from backends.protocol import AnswerChoice, ChatChunk, ChatCompletion, ChunkChoice, Delta, Json, OutputLimitField, Usage
 from backends.repair import StreamRepair, arguments_as_text, gave_up, mend_answer
 from backends.sse import Parsed
 
@@ -73,6 +73,8 @@ class OpenAIDialect:
 
     def post(self, endpoint: Endpoint, call: Call, candidate: Candidate) -> bytes:
         payload = {**call.payload, **call.extra_for(candidate), "model": candidate.upstream_model}
+        if candidate.output_limit_field is not None and call.operation == "chat":
+            _limit_output_by(candidate.output_limit_field, payload)
         if call.continues:  # vLLM's and SGLang's fields, and the bundled engine's
             payload["continue_final_message"], payload["add_generation_prompt"] = True, False
         if call.stream:
@@ -105,6 +107,14 @@ class OpenAIDialect:
     def error(self, body: bytes) -> Json | None:
         error = error_in(body)
         return None if error is None else recognised(error)
+
+
+def _limit_output_by(field: OutputLimitField, payload: Json) -> None:
+    """Put the limit of output under the one name that the server knows; the newer one counts where there are both."""
+    older, newer = payload.pop("max_tokens", None), payload.pop("max_completion_tokens", None)
+    limit = older if newer is None else newer
+    if limit is not None:
+        payload[field] = limit
 
 
 OPENAI = OpenAIDialect()

@@ -14,6 +14,9 @@ import msgspec
 # JSON objects that are passed through without being interpreted.
 Json = dict[str, Any]
 
+# The older and the newer name for the most tokens of a chat answer.
+OutputLimitField = Literal["max_tokens", "max_completion_tokens"]
+
 
 class FunctionCall(msgspec.Struct, omit_defaults=True):
     name: str | None = None

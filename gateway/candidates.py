@@ -133,6 +133,7 @@ def _candidate(settings: Settings, name: str) -> Candidate:
         context_length=model.context_length,
         prefill="prefill" in settings.abilities(name),
     )
+        output_limit_field=settings.backends[model.backend].limits_output_by,
 
 
 def _fallback(

@@ -6,14 +6,17 @@ stand in the file: a backend names the environment variable that holds its key.
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import os
 from decimal import Decimal
 from pathlib import Path
 from typing import Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from backends.protocol import OutputLimitField
 from gateway.settings_conflicts import conflicts
 from policies import yamlfile
 from policies.yamlfile import Document, InvalidFile
@@ -128,6 +131,9 @@ class BackendSettings(Strict):
     embedder: bool = Field(False, description="The cache process's embedding model; needs cache.embeddings_port.")
     base_urls: tuple[str, ...] = ()
     dialect: Literal["openai", "anthropic"] = Field("openai", description="The API that the servers speak.")
+    output_limit_field: OutputLimitField | None = Field(
+        None, description="What they call the most tokens of a chat answer; default: what the client calls it."
+    )
     api_key_env: str | None = Field(None, description="Environment variable that holds the backend's API key.")
     headers: dict[str, str] = {}
     max_outstanding: int = Field(256, ge=1, description="Requests at once per replica.")
@@ -144,10 +150,21 @@ class BackendSettings(Strict):
             raise ValueError("give either 'engine', 'embedder: true' or 'base_urls'")
         if self.dialect != "openai" and not self.base_urls:
             raise ValueError("the bundled engine and embedder speak the dialect openai")
+        if self.output_limit_field and (self.dialect != "openai" or self.embedder):
+            raise ValueError("only servers of the dialect openai that chat have an 'output_limit_field'")
         for url in self.base_urls:
             if not url.startswith(("http://", "https://")):
                 raise ValueError(f"a base URL starts with http:// or https://, got {url!r}")
         return self
+
+    @functools.cached_property
+    def limits_output_by(self) -> OutputLimitField | None:
+        """The field for the most tokens of a chat answer: `output_limit_field`, or what OpenAI's own servers want."""
+        if self.output_limit_field is None and self.dialect == "openai" and self.base_urls:
+            hosts = [urlsplit(url).hostname or "" for url in self.base_urls]
+            if all(host == "api.openai.com" or host.endswith(".openai.azure.com") for host in hosts):
+                return "max_completion_tokens"
+        return self.output_limit_field
 
 
 class SamplingDefaults(Strict):
