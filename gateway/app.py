@@ -92,8 +92,9 @@ class App:
                 try:
                     self.services = await self._start()
                 except Exception as error:
-                    logger.error("the gateway cannot start: %s", error)
-                    await send({"type": "lifespan.startup.failed", "message": str(error)})
+                    for line in (str(error) or type(error).__name__).splitlines():  # a file may have several faults
+                        logger.error("the gateway cannot start: %s", line)
+                    await send({"type": "lifespan.startup.failed"})
                     return
                 await send({"type": "lifespan.startup.complete"})
             elif message["type"] == "lifespan.shutdown":

@@ -80,8 +80,8 @@ def engine_spec(settings: Settings, name: str, model: Path) -> ProcessSpec:
 
 def cache_spec(settings: Settings) -> ProcessSpec:
     cache = settings.cache
+    check_sockets(settings)
     path = settings.run_path("cache.sock")
-    _check_socket_path(path)
     options: dict[str, object] = {
         "--socket": path,
         "--embedder": cache.embedder,
@@ -106,13 +106,13 @@ def cache_spec(settings: Settings) -> ProcessSpec:
 
 def gateway_specs(settings: Settings, config: Path) -> list[ProcessSpec]:
     """One gateway, or several that share the port; each of several is asked on a socket of its own."""
+    check_sockets(settings)
     server = settings.server
     if server.workers == 1:
         return [_gateway_spec(settings, config, 1, http_probe(_reachable(server.host), server.port, "/health/ready"))]
     specs = []
     for worker in range(1, server.workers + 1):
         path = workers.socket_path(settings, worker)
-        _check_socket_path(path)
         specs.append(_gateway_spec(settings, config, worker, http_socket_probe(path, "/health/ready")))
     return specs
 
@@ -129,12 +129,32 @@ def _gateway_spec(settings: Settings, config: Path, worker: int, ready: Probe) -
     )
 
 
-def _check_socket_path(path: Path) -> None:
-    if len(os.fsencode(path)) > _SOCKET_PATH_BYTES:
-        raise CannotStart(
-            f"{path} is too long for a Unix socket (at most {_SOCKET_PATH_BYTES} bytes): "
-            "give storage.data_dir a shorter path."
-        )
+def check_plan(settings: Settings) -> None:
+    """What `process_specs` would refuse, said before any model is pulled.
+
+    Raises:
+        CannotStart: as `process_specs`.
+    """
+    check_sockets(settings)
+    for name in autostarted(settings):
+        served_name(settings, name)
+
+
+def check_sockets(settings: Settings) -> None:
+    """Refuse a data folder whose path leaves no room for the sockets in it.
+
+    Raises:
+        CannotStart: names the path, its length and the most.
+    """
+    paths = [settings.run_path("cache.sock")] if settings.cache.enabled else []
+    if settings.server.workers > 1:
+        paths.append(workers.socket_path(settings, settings.server.workers))  # the last has the longest name
+    for path in paths:
+        if (length := len(os.fsencode(path))) > _SOCKET_PATH_BYTES:
+            raise CannotStart(
+                f"{path} is too long for a Unix socket ({length} bytes, at most {_SOCKET_PATH_BYTES}): "
+                "give storage.data_dir a shorter path."
+            )
 
 
 def served_name(settings: Settings, engine: str) -> str:

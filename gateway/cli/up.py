@@ -1,7 +1,8 @@
 """`tierline up`: everything that one machine needs, with one command.
 
-Order: lock the data folder, pull what is missing, check the ports, create the first keys, start the processes, say
-where it listens; then watch until Ctrl-C. The watching is in `gateway.supervisor`, the words are in `events.py`.
+Order: check the plan, lock the data folder, pull what is missing, check the ports, create the first keys, start the
+processes, say where it listens; then watch until Ctrl-C. The watching is in `gateway.supervisor`, the words are in
+`events.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from gateway.lock import AlreadyLocked, FileLock
 from gateway.models.catalog import CATALOG
 from gateway.models.errors import ModelError
 from gateway.models.store import ModelStore
-from gateway.processes import CannotStart, autostarted, check_ports, listening_url, process_specs
+from gateway.processes import CannotStart, autostarted, check_plan, check_ports, listening_url, process_specs
 from gateway.settings import Settings
 from gateway.supervisor import Event, StartFailed, Supervisor
 
@@ -46,6 +47,7 @@ def up(
     data_dir = settings.storage.data_dir
     url = listening_url(settings.server.host, settings.server.port)
     try:
+        check_plan(settings)
         with FileLock(data_dir / "run" / "up.lock", note=f"process {os.getpid()}, {url}"):
             models = _models(settings, config_path(config).parent)
             if not prepare_only:

@@ -326,6 +326,26 @@ def test_a_data_folder_too_deep_for_a_socket_is_refused(tmp_path: Path) -> None:
         process_specs(load(config), config, {})
 
 
+@pytest.mark.parametrize("options", [["--prepare-only"], []])
+def test_a_plan_that_cannot_work_is_refused_before_anything_is_pulled(
+    tmp_path: Path, free_port: int, options: list[str]
+) -> None:
+    config = configuration(tmp_path, port=free_port, engine="{model: smollm2-135m}")
+    good = config.read_text()
+    deep = "d" * 100
+    two = "  m: {tier: small, backend: b}\n  n: {tier: large, backend: b}"
+    for text, words in (
+        (good.replace("data_dir: data", f"data_dir: {deep}"), "too long for a Unix socket"),
+        (good.replace("  m: {tier: small, backend: b}", two), "several names (m, n)"),
+    ):
+        config.write_text(text)
+        done = tierline("up", *options, "--config", str(config))
+        assert done.returncode == 1
+        assert words in done.stderr
+        assert not (tmp_path / "data").exists()
+        assert not (tmp_path / deep).exists()
+
+
 def test_threads_and_addresses() -> None:
     assert [default_threads(cores) for cores in (1, 2, 4, 64)] == [1, 2, 3, 32]
     assert 1 <= available_cores() <= (os.cpu_count() or 1)
