@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from policies.yamlfile import Document, Problem
 
 if TYPE_CHECKING:
-    from gateway.settings import Settings
+    from gateway.settings.platform_file import Settings
 
 
 def conflicts(settings: Settings, document: Document) -> Iterator[Problem]:

@@ -1,0 +1,115 @@
+"""The whole of `tierline.yaml`: all sections, what follows from several of them together, and how the file is read."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from gateway.settings.conflicts import conflicts
+from gateway.settings.limits import ConcurrencySettings, LimitSettings
+from gateway.settings.process import AdminSettings, ServerSettings, TelemetrySettings
+from gateway.settings.serving import BackendSettings, EngineSettings, FailoverSettings, ModelSettings
+from gateway.settings.storage import CacheSettings, IdempotencySettings, ResponsesSettings, StorageSettings
+from gateway.settings.strict import Strict
+from policies import yamlfile
+from policies.yamlfile import Document, InvalidFile
+from tiers import TIERS
+
+
+class Settings(Strict):
+    """The whole file."""
+
+    version: Literal[1] = 1
+    server: ServerSettings = ServerSettings()
+    storage: StorageSettings = StorageSettings()
+    policies_dir: Path = Path("policies")
+    models: dict[str, ModelSettings] = Field({})
+    backends: dict[str, BackendSettings] = Field({})
+    engines: dict[str, EngineSettings] = Field({})
+    failover: FailoverSettings = FailoverSettings()
+    cache: CacheSettings = CacheSettings()
+    idempotency: IdempotencySettings = IdempotencySettings()
+    responses: ResponsesSettings = ResponsesSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
+    admin: AdminSettings = AdminSettings()
+    default_limits: LimitSettings = LimitSettings()
+    limits: ConcurrencySettings = ConcurrencySettings()
+    hold_ttl_seconds: float = Field(900.0, gt=0, description="A hold nobody settled is reclaimed after this long.")
+
+    def admin_enabled(self) -> bool:
+        """Whether there is an admin API: as it is said, else where nobody but this machine can reach it."""
+        if self.admin.enabled is not None:
+            return self.admin.enabled
+        host, _ = self.admin.address() or (self.server.host, 0)
+        return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+    def tier_models(self, tier: str) -> list[str]:
+        """Names of the models of a tier, in the order of the file."""
+        return [name for name, model in self.models.items() if model.tier == tier]
+
+    def abilities(self, name: str) -> frozenset[str]:
+        """What model `name` can do: its capabilities, and what its backend brings along."""
+        model = self.models[name]
+        backend = self.backends[model.backend]
+        if backend.dialect == "anthropic":
+            return model.capabilities | {"anthropic"}
+        if backend.engine is not None:
+            return model.capabilities | {"prefill"}
+        return model.capabilities
+
+    def tiers_served(self) -> list[str]:
+        """Tiers that have at least one model, smallest first."""
+        return [tier for tier in TIERS if self.tier_models(tier)]
+
+    def database_url(self) -> str:
+        return self.storage.database_url or f"sqlite+aiosqlite:///{self.storage.data_dir}/tierline.db"
+
+    def base_urls(self, backend: str) -> tuple[str, ...]:
+        """Addresses of a backend's replicas, each ending in `/v1`."""
+        settings = self.backends[backend]
+        if settings.engine:
+            engine = self.engines[settings.engine]
+            return (f"http://{engine.host}:{engine.port}/v1",)
+        if settings.embedder:
+            return (f"http://127.0.0.1:{self.cache.embeddings_port}/v1",)
+        return tuple(url.rstrip("/") for url in settings.base_urls)
+
+    def run_path(self, name: str) -> Path:
+        """A file of the running system, such as a socket: `data_dir/run/NAME`."""
+        return self.storage.data_dir / "run" / name
+
+
+def load(path: Path | None = None) -> Settings:
+    """Read `tierline.yaml` (or `$TIERLINE_CONFIG`) and make its paths absolute.
+
+    Raises:
+        InvalidFile: one problem per fault, each with file, line and column.
+    """
+    source = path or Path(os.environ.get("TIERLINE_CONFIG", "tierline.yaml"))
+    settings, document = yamlfile.load(source, Settings)
+    return resolve(settings, document, source.resolve().parent)
+
+
+def resolve(settings: Settings, document: Document, root: Path) -> Settings:
+    """Make paths absolute against `root` and check what only the whole file can tell.
+
+    Raises:
+        InvalidFile: every name that points nowhere and every clash, each with its position.
+    """
+    problems = list(conflicts(settings, document))
+    if problems:
+        raise InvalidFile(sorted(problems, key=lambda problem: (problem.line, problem.column)))
+    storage = settings.storage.model_copy(update={"data_dir": root / settings.storage.data_dir})
+    return settings.model_copy(update={"storage": storage, "policies_dir": root / settings.policies_dir})
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

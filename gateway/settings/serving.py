@@ -1,0 +1,143 @@
+"""Models, the backends that serve them, and the engines that Tierline brings along."""
+
+from __future__ import annotations
+
+import functools
+from decimal import Decimal
+from typing import Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, model_validator
+
+from backends.protocol import OutputLimitField
+from gateway.settings.strict import Strict
+
+TierName = Literal["small", "medium", "large", "xlarge"]
+Capability = Literal["tools", "vision", "json_schema", "logprobs", "reasoning", "prefill", "audio"]
+
+
+class Price(Strict):
+    """What a model costs, in US dollars per million tokens, with the name of its version for the ledger."""
+
+    version: str = Field("local-1", min_length=1, max_length=64)
+    input_usd_per_million: Decimal = Field(ge=0)
+    output_usd_per_million: Decimal = Field(ge=0)
+    cached_input_usd_per_million: Decimal | None = Field(None, ge=0, description="Default: the input price.")
+
+
+class ModelSettings(Strict):
+    """One public model name and where it is served. `price` overrides the bundled price list."""
+
+    kind: Literal["chat", "embedding", "rerank"] = "chat"
+    tier: TierName | None = Field(None, description="Of a chat model; the others have none.")
+    backend: str
+    upstream_model: str | None = Field(None, description="The backend's name of the model; default: the same.")
+    parameters_billion: float | None = Field(None, gt=0)
+    context_length: int = Field(8192, ge=128)
+    max_output_tokens: int | None = Field(None, ge=1)
+    capabilities: frozenset[Capability] = frozenset()
+    price: Price | None = None
+    price_as: str | None = Field(None, description="PROVIDER:MODEL in the bundled price list, such as openai:gpt-4o.")
+
+    @model_validator(mode="after")
+    def _tier_of_chat(self) -> Self:
+        if (self.kind == "chat") != (self.tier is not None):
+            raise ValueError("a chat model needs a 'tier'" if self.kind == "chat" else "only a chat model has a 'tier'")
+        return self
+
+    @property
+    def shown_tier(self) -> str:
+        """What ledger and headers say: the tier, or the kind of a model that has none."""
+        return self.tier or self.kind
+
+
+class Timeouts(Strict):
+    """Deadlines of one attempt, in seconds."""
+
+    connect_s: float = Field(2.0, gt=0)
+    first_token_s: float = Field(60.0, gt=0)
+    between_tokens_s: float = Field(30.0, gt=0)
+    total_s: float = Field(600.0, gt=0)
+
+
+class HedgeSettings(Strict):
+    """A second request beside a stream that is slow to begin; the first answer counts, the other is cancelled."""
+
+    after_quantile: float = Field(
+        0.95, gt=0, lt=1, description="Of the backend's recent first-content times: then the second request goes out."
+    )
+    max_share: float = Field(0.05, gt=0, le=1, description="Most hedges per stream: what hedging may cost.")
+    min_delay_s: float = Field(0.05, ge=0, description="Never hedge sooner than this.")
+
+
+class BackendSettings(Strict):
+    """A server that serves models: `engine` (the bundled one, by name), `embedder` (the cache's), or `base_urls`."""
+
+    engine: str | None = None
+    embedder: bool = Field(False, description="The cache process's embedding model; needs cache.embeddings_port.")
+    base_urls: tuple[str, ...] = ()
+    dialect: Literal["openai", "anthropic"] = Field("openai", description="The API that the servers speak.")
+    output_limit_field: OutputLimitField | None = Field(
+        None, description="What they call the most tokens of a chat answer; default: what the client calls it."
+    )
+    api_key_env: str | None = Field(None, description="Environment variable that holds the backend's API key.")
+    headers: dict[str, str] = Field({})
+    max_outstanding: int = Field(256, ge=1, description="Requests at once per replica.")
+    max_queued: int = Field(256, ge=0, description="Requests that may wait for a replica when all are busy.")
+    queue_timeout_s: float = Field(10.0, gt=0, description="How long one of them waits.")
+    attempts: int = Field(2, ge=1, le=10, description="Tries per candidate, before the next candidate.")
+    retry_share: float = Field(0.2, ge=0, le=1, description="Most retries per request, over all requests.")
+    hedge: HedgeSettings | None = Field(None, description="Off unless given.")
+    timeouts: Timeouts = Timeouts()
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if [bool(self.engine), self.embedder, bool(self.base_urls)].count(True) != 1:
+            raise ValueError("give either 'engine', 'embedder: true' or 'base_urls'")
+        if self.dialect != "openai" and not self.base_urls:
+            raise ValueError("the bundled engine and embedder speak the dialect openai")
+        if self.output_limit_field and (self.dialect != "openai" or self.embedder):
+            raise ValueError("only servers of the dialect openai that chat have an 'output_limit_field'")
+        for url in self.base_urls:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"a base URL starts with http:// or https://, got {url!r}")
+        return self
+
+    @functools.cached_property
+    def limits_output_by(self) -> OutputLimitField | None:
+        """The field for the most tokens of a chat answer: `output_limit_field`, or what OpenAI's own servers want."""
+        if self.output_limit_field is None and self.dialect == "openai" and self.base_urls:
+            hosts = [urlsplit(url).hostname or "" for url in self.base_urls]
+            if all(host == "api.openai.com" or host.endswith(".openai.azure.com") for host in hosts):
+                return "max_completion_tokens"
+        return self.output_limit_field
+
+
+class SamplingDefaults(Strict):
+    """What counts where a request names no value; the defaults are the API's."""
+
+    temperature: float = Field(1.0, ge=0, le=2)
+    top_p: float = Field(1.0, ge=0, le=1)
+
+
+class EngineSettings(Strict):
+    """One bundled engine process, started by `tierline up`."""
+
+    model: str = Field(description="A pulled model's name or the path of a GGUF file.")
+    host: str = "127.0.0.1"
+    port: int = Field(8101, ge=0, le=65535)
+    threads: int | None = Field(None, ge=1)
+    max_model_len: int | None = Field(None, ge=128)
+    max_num_seqs: int = Field(64, ge=1)
+    max_num_batched_tokens: int = Field(512, ge=16)
+    kv_cache_bytes: int | None = Field(None, ge=1 << 20)
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    sampling: SamplingDefaults = SamplingDefaults()
+    autostart: bool = True
+
+
+class FailoverSettings(Strict):
+    """Bounds of one request, over all its candidates, attempts and waits."""
+
+    max_attempts: int = Field(6, ge=1, le=100)
+    total_s: float = Field(900.0, gt=0, description="From the first attempt to the end of the answer.")
