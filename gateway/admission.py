@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -29,10 +30,11 @@ from gateway.idempotency.step import idempotency_key
 from gateway.ledger.prices import estimate
 from gateway.life import Life
 from gateway.logs import log
+from gateway.measuring import check_length, is_large
 from gateway.permissions import check_model, check_pin, check_route
 from gateway.settings import Settings
 from policies.evaluate import decide
-from policies.facts import Context, from_chat
+from policies.facts import Context, Facts, from_chat
 from policies.load import Policy, Subject
 from tiers import TIERS
 
@@ -199,23 +201,31 @@ async def route(services: Services, life: Life) -> None:
         pinned_tier=pinned,
     )
     chat = asked.chat()
-    profile = None
-    if policy.needs_profile and (name == "auto" or name in policy.document.applies_to.models):
-        profile = services.classifier.classify(
-            asked.messages,
-            tools=bool(chat.get("tools")),
-            response_format=chat.get("response_format"),
-            max_tokens=asked.max_tokens,
-        )
-    life.facts = from_chat({**chat, "model": name} if name != asked.model else chat, context, profile)
+    needs_profile = policy.needs_profile and (name == "auto" or name in policy.document.applies_to.models)
+
+    def read() -> Facts:
+        profile = None
+        if needs_profile:
+            profile = services.classifier.classify(
+                asked.messages,
+                tools=bool(chat.get("tools")),
+                response_format=chat.get("response_format"),
+                max_tokens=asked.max_tokens,
+            )
+        return from_chat({**chat, "model": name} if name != asked.model else chat, context, profile)
+
+    if is_large(life):
+        check_length(settings, asked, kind)
+    life.facts = await services.measuring.run(life, read)
     life.policy = policy
     life.decision = decide(policy, life.facts)
     life.input_estimate = life.facts.prompt_tokens
+    longest = None if asked.longest is None else await services.measuring.run(life, asked.longest)
     selection = select(
         settings,
         life.decision,
         asked.needs,
-        life.input_estimate if asked.longest is None else asked.longest,
+        life.input_estimate if longest is None else longest,
         asked.output_limit,
         principal,
         asked.input_field,
@@ -261,6 +271,8 @@ async def admit(services: Services, life: Life, *, free: bool = False) -> None:
         # It asks no model and costs nothing, so it needs no money and no tokens: a spent budget does not stop it.
         scopes = tuple(replace(scope, tokens_per_minute=None, budget_nanousd=None) for scope in scopes)
     else:
+        assert life.asked is not None
+        life.input_hold = await services.measuring.run(life, partial(input_bound, life.asked.chat()))
         tokens, cost_nanousd = _set_aside(services, life, principal)
     admission = Admission(
         hold_id=life.request_id,  # so that the ledger knows what a hold came to
@@ -331,7 +343,6 @@ def _set_aside(services: Services, life: Life, principal: Principal) -> tuple[in
     """
     asked = life.asked
     assert asked is not None
-    life.input_hold = input_bound(asked.chat())
     dearest = 0
     for model in {candidate.model for candidate in life.candidates}:
         settings = services.settings.models[model]

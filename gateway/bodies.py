@@ -108,13 +108,13 @@ class Bodies:
 class Room:
     """What one request has taken. Ends with `close`, once or more often."""
 
-    __slots__ = ("_bodies", "_deadline", "_held_bytes", "_key_id")
+    __slots__ = ("_bodies", "_deadline", "_key_id", "held_bytes")
 
     def __init__(self, bodies: Bodies, key_id: str, deadline: float | None) -> None:
         self._bodies = bodies
         self._key_id = key_id
         self._deadline = deadline
-        self._held_bytes = 0
+        self.held_bytes = 0
 
     async def add(self, more_bytes: int) -> None:
         """Take room for so many bytes more.
@@ -123,11 +123,11 @@ class Room:
             RateLimited, Unavailable, RequestTimeout: as `Bodies.take`.
         """
         await self._bodies.take(self._key_id, more_bytes, self._deadline)
-        self._held_bytes += more_bytes
+        self.held_bytes += more_bytes
 
     def close(self) -> None:
         """Give all of it back."""
-        held, self._held_bytes = self._held_bytes, 0
+        held, self.held_bytes = self.held_bytes, 0
         if held:
             self._bodies.give_back(self._key_id, held)
 

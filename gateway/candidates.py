@@ -9,6 +9,7 @@ import msgspec
 from backends.dispatch import Candidate
 from gateway.access.principal import Principal
 from gateway.dialects.errors import BadRequest, NotAllowed, Unavailable
+from gateway.measuring import FAR_TOO_LONG
 from gateway.permissions import nearest_tiers
 from gateway.settings import Settings
 from policies.evaluate import Decision
@@ -79,7 +80,7 @@ def select(
                 param=field,
             )
     # The estimate is rough: only what is far too long is refused here, the backend knows the exact length.
-    fitting = [name for name in able if prompt_tokens < 2 * settings.models[name].context_length]
+    fitting = [name for name in able if prompt_tokens < FAR_TOO_LONG * settings.models[name].context_length]
     if not fitting:
         longest = max(settings.models[name].context_length for name in able)
         raise BadRequest(
@@ -132,8 +133,8 @@ def _candidate(settings: Settings, name: str) -> Candidate:
         upstream_model=model.upstream_model or name,
         context_length=model.context_length,
         prefill="prefill" in settings.abilities(name),
-    )
         output_limit_field=settings.backends[model.backend].limits_output_by,
+    )
 
 
 def _fallback(

@@ -39,6 +39,7 @@ from gateway.ledger.takeover import take_over
 from gateway.ledger.writer import LedgerWriter
 from gateway.life import Life
 from gateway.limiter import open_limiter
+from gateway.measuring import Measuring
 from gateway.model_defaults import model_defaults
 from gateway.responses.store import ResponseStore
 from gateway.settings import Settings
@@ -72,6 +73,7 @@ class Services:
     queue: AdmissionQueue
     closed: Closed
     bodies: Bodies
+    measuring: Measuring
     estimator: OutputEstimator
     journal: Journal
     writer: LedgerWriter
@@ -147,6 +149,8 @@ class Services:
         self.metrics.queued.set_function(lambda: self.queue.waiting)
         self.closed = Closed()
         self.bodies = Bodies(settings.server.max_held_body_bytes)
+        self.measuring = Measuring()
+        stack.callback(self.measuring.close)
         self.metrics.body_bytes.set_function(lambda: self.bodies.held_bytes)
         self.estimator = OutputEstimator()
         secret = load_secret(data_dir / "secret")

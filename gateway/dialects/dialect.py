@@ -47,7 +47,7 @@ class Asked(msgspec.Struct):
     the conversation, or texts as turns of a user. `choices` is how many answers are given, `generated` how many are
     made. `output_limit` is the most tokens that each may have, behind the name of the field that says so. `needs` maps
     each capability that the answering model must have to the field that asks for it. `native` is the request in the
-    client's own dialect, where that is another than the payload's. `longest` is how many tokens the longest of
+    client's own dialect, where that is another than the payload's. `longest` counts how many tokens the longest of
     several inputs has, by estimate, where the model reads one by one and so only each by itself must fit its context.
     `input_field` is where the input stands. `memory` is there if the dialect has conversations that are remembered.
     """
@@ -63,7 +63,7 @@ class Asked(msgspec.Struct):
     needs: Mapping[str, str] = {}
     native: Native | None = None
     wants_usage: bool = True
-    longest: int | None = None
+    longest: Callable[[], int] | None = None
     input_field: str = "messages"
     memory: Memory | None = None
 

@@ -46,7 +46,7 @@ class OpenAICompletions:
             output_limit=("max_tokens", request.max_tokens or _DEFAULT_MAX_TOKENS),
             needs={"logprobs": "logprobs"} if request.logprobs is not None else {},
             wants_usage=bool(request.stream_options and request.stream_options.include_usage),
-            longest=max(map(estimate_tokens, prompts)),
+            longest=lambda: max(map(estimate_tokens, prompts)),
             input_field="prompt",
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -69,7 +69,7 @@ class OpenAIEmbeddings(_Plain):
             text = f"'input' takes 1 to {MAX_INPUTS} texts, none of them empty."
             raise BadRequest(text, code="invalid_value", param="input")
         texts = texts_of(request.input, "input")
-        return _asked("embeddings", request.model, payload, texts, max(map(estimate_tokens, texts)), "input")
+        return _asked("embeddings", request.model, payload, texts, lambda: _longest(texts), "input")
 
 
 class Rerank(_Plain):
@@ -91,8 +91,10 @@ class Rerank(_Plain):
                 where = f"documents[{i}]"
                 raise BadRequest(f"'{where}' must be a text or have one.", code="invalid_type", param=where)
             documents.append(text)
-        # The query is read again with each document.
-        longest = estimate_tokens(request.query) + max(map(estimate_tokens, documents))
+
+        def longest() -> int:
+            return estimate_tokens(request.query) + _longest(documents)  # the query is read again with each document
+
         return _asked("rerank", request.model, payload, [request.query, *documents], longest, "documents")
 
 
@@ -113,7 +115,13 @@ def texts_of(given: str | Sequence[str | int | Sequence[int]], field: str) -> li
     return [item if isinstance(item, str) else "1" * len(item) for item in given if not isinstance(item, int)]
 
 
-def _asked(operation: Operation, model: str, payload: Json, texts: list[str], longest: int, field: str) -> Asked:
+def _longest(texts: Sequence[str]) -> int:
+    return max(map(estimate_tokens, texts))
+
+
+def _asked(
+    operation: Operation, model: str, payload: Json, texts: list[str], longest: Callable[[], int], field: str
+) -> Asked:
     messages = [{"role": "user", "content": text} for text in texts]
     return Asked(operation, model, payload, messages, generated=0, longest=longest, input_field=field)
 

@@ -7,6 +7,7 @@ tier and betas. What is remembered, and what is not, is in docs/decisions/015-id
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import time
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
 # On an answer that other processes cannot repeat, because Redis is away.
 _LOCAL: Final[Header] = (b"x-tierline-idempotency", b"local")
+_LARGE_BYTES: Final = 1024 * 1024
 # Headers that change what is asked.
 _ASKS: Final = (b"x-tierline-tier", b"anthropic-beta")
 
@@ -85,7 +87,11 @@ class Idempotency:
         assert life.idempotency_key is not None
         id = self._secret.fingerprint(*_owner(life.principal), life.idempotency_key.encode())
         asks = [(life.exchange.header(name) or "").encode("latin-1") for name in _ASKS]
-        fingerprint = self._secret.fingerprint(life.dialect.route.encode(), *asks, body)
+        parts = (life.dialect.route.encode(), *asks, body)
+        if len(body) > _LARGE_BYTES:  # hashed beside the event loop
+            fingerprint = await asyncio.to_thread(self._secret.fingerprint, *parts)
+        else:
+            fingerprint = self._secret.fingerprint(*parts)
         while True:
             lease, found = None, self._found(id)
             if found is None and self._shared is not None:
