@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import socket
 import sys
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from engine.limits import SchedulerConfig
 from engine.loader import ModelFileError
 from engine.metrics import EngineMetrics
 from engine.server.app import create_app
+from engine.server.lanes import Lanes
 from engine.server.model import Model
 from engine.server.params import SamplingDefaults
 
@@ -118,9 +120,9 @@ def find_model(model: str, data_dir: Path) -> Path:
 class _DrainingServer(Server):
     """Once it is told to stop, ends the requests that are not done in time with an error event."""
 
-    def __init__(self, client: EngineClient, model: Model) -> None:
+    def __init__(self, client: EngineClient, model: Model, lanes: Lanes) -> None:
         drain_s = _DRAIN_SECONDS + 2  # time to send what `end_all` has to say
-        super().__init__(create_app(model, client), Limits(drain_s=drain_s), log_level="warning")
+        super().__init__(create_app(model, client, lanes), Limits(drain_s=drain_s), log_level="warning")
         self._client = client
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -133,7 +135,13 @@ class _DrainingServer(Server):
 async def serve(model: Model, config: EngineConfig, listener: socket.socket, watchdog_seconds: float) -> int:
     """Serve until a signal ends it; returns the exit code."""
     client = EngineClient(config, EngineMetrics(model.name), watchdog_seconds=watchdog_seconds)
-    server = _DrainingServer(client, model)
+    lanes = Lanes(model.template)
+    try:
+        await lanes.start()
+    except ChatTemplateError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    server = _DrainingServer(client, model, lanes)
 
     def stop_if_the_model_cannot_be_loaded(failure: asyncio.Future[str]) -> None:
         if not failure.cancelled():
@@ -153,6 +161,8 @@ def main(arguments: list[str]) -> int:
     """Parse, check everything that can be checked without loading the weights, then serve."""
     options = parse_arguments(arguments)
     watch_lifeline()
+    # How many texts are tokenized at once is up to `lanes.py`; the library would take every core for each.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         path = find_model(options.model, options.data_dir)

@@ -1,7 +1,9 @@
 """Messages to prompt text, by the Jinja template that the model file carries.
 
 The template comes from a file that someone downloaded, so it runs in Jinja's immutable sandbox, with the functions
-that templates in the field expect (`raise_exception`, `strftime_now`, `tojson`). Imports no torch.
+that templates in the field expect (`raise_exception`, `strftime_now`, `tojson`). The sandbox bounds no work: a template
+can loop for hours or ask for all memory, when it is rendered and even when it is compiled. So the engine does both in a
+process that may be killed (`template_process.py`); what the HTTP process does here is parsing. Imports no torch.
 """
 
 from __future__ import annotations
@@ -9,9 +11,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 
 import jinja2
 from jinja2 import nodes
+from jinja2.defaults import DEFAULT_NAMESPACE
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -21,6 +25,10 @@ CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+# What a template finds under these names is not for a request to say.
+RESERVED = frozenset(
+    ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "raise_exception", "strftime_now")
+) | frozenset(DEFAULT_NAMESPACE)
 
 
 class ChatTemplateError(ValueError):
@@ -38,24 +46,37 @@ class _GenerationTag(Extension):
 
 
 class ChatTemplate:
-    """One model's template. Raises ChatTemplateError at construction when its syntax is wrong."""
+    """One model's template. Raises ChatTemplateError at construction when its syntax is wrong.
+
+    `fields`: the names of attributes and items that it reads of anything, fields of messages among them.
+    """
 
     def __init__(self, source: str | None, *, bos_token: str = "", eos_token: str = "") -> None:
         """`source` None: the ChatML layout. `bos_token`, `eos_token`: texts that templates may insert."""
-        environment = ImmutableSandboxedEnvironment(
+        self._environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
         )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
+        self._environment.filters["tojson"] = _to_json
+        self._environment.globals["raise_exception"] = _raise_exception
+        self._environment.globals["strftime_now"] = _strftime_now
         self.source = CHATML if source is None else source
-        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self.bos_token = bos_token
+        self.eos_token = eos_token
         try:
-            self._template = environment.from_string(self.source)
-        except jinja2.TemplateSyntaxError as error:
-            raise ChatTemplateError(
-                f"the model's chat template is broken at line {error.lineno}: {error.message}"
-            ) from error
+            self.fields = _fields(self._environment.parse(self.source))
+        except (jinja2.TemplateSyntaxError, RecursionError) as error:
+            raise _broken(error) from error
+
+    @cached_property
+    def _compiled(self) -> jinja2.Template:
+        try:
+            return self._environment.from_string(self.source)
+        except (jinja2.TemplateSyntaxError, RecursionError, MemoryError) as error:
+            raise _broken(error) from error
+
+    def compile(self) -> None:
+        """Make it ready. Raises ChatTemplateError where that fails, an unknown filter for one."""
+        _ = self._compiled
 
     def render(
         self,
@@ -70,14 +91,16 @@ class ChatTemplate:
         `variables` are further names for the template (`enable_thinking`, …). Raises ChatTemplateError when the
         template refuses the messages or they hold anything but text.
         """
-        context: dict[str, object] = {**self._tokens, **(variables or {})}
+        context: dict[str, object] = dict(variables or {})
         context.update(
+            bos_token=self.bos_token,
+            eos_token=self.eos_token,
             messages=[with_text(message) for message in messages],
             tools=list(tools) if tools is not None else None,
             add_generation_prompt=add_generation_prompt,
         )
         try:
-            return self._template.render(context)
+            return self._compiled.render(context)
         except ChatTemplateError:
             raise
         except (
@@ -88,8 +111,11 @@ class ChatTemplate:
             AttributeError,
             ArithmeticError,
             IndexError,
+            RecursionError,
         ) as error:
             raise ChatTemplateError(f"the model's chat template refuses these messages: {error}") from error
+        except MemoryError as error:
+            raise ChatTemplateError("the model's chat template takes too much memory with these messages") from error
 
 
 def with_text(message: Mapping[str, object]) -> dict[str, object]:
@@ -109,6 +135,18 @@ def with_text(message: Mapping[str, object]) -> dict[str, object]:
             raise ChatTemplateError(f"this model reads text only, not a content part of type {kind!r}")
         texts.append(text)
     return {**message, "content": "".join(texts)}
+
+
+def _fields(tree: nodes.Template) -> frozenset[str]:
+    attributes = {node.attr for node in tree.find_all(nodes.Getattr)}
+    items = {node.arg.value for node in tree.find_all(nodes.Getitem) if isinstance(node.arg, nodes.Const)}
+    return frozenset(attributes | {item for item in items if isinstance(item, str)})
+
+
+def _broken(error: Exception) -> ChatTemplateError:
+    where = f" at line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+    text = str(error) or type(error).__name__
+    return ChatTemplateError(f"the model's chat template is broken{where}: {text}")
 
 
 def _to_json(

@@ -34,9 +34,9 @@ class LiteralText:
             ValueError: the value itself holds all characters that could stand in.
         """
         names = self._names
-        if names is None or not any(names.search(text) for text in _texts(value)):
+        if names is None or not any(names.search(text) for text in texts_of(value)):
             return value
-        taken = {character for text in _texts(value) for character in _PRIVATE_USE.findall(text)}
+        taken = {character for text in texts_of(value) for character in _PRIVATE_USE.findall(text)}
         free = (chr(point) for point in _STAND_INS if chr(point) not in taken)
         stand_ins: dict[str, str] = {}
 
@@ -54,12 +54,13 @@ class LiteralText:
         return hidden
 
 
-def _texts(value: Any) -> Iterator[str]:
+def texts_of(value: Any) -> Iterator[str]:
+    """Every text in `value` (JSON), the keys of objects not among them."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list | dict):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from _texts(item)
+            yield from texts_of(item)
 
 
 def _map(value: Any, change: Callable[[str], str]) -> Any:

@@ -1,12 +1,14 @@
-"""The wire between the HTTP process and the engine core: message types and length-prefixed msgpack frames.
+"""The wire between the HTTP process and the processes it starts: message types and length-prefixed msgpack frames.
 
 A frame is a 4-byte big-endian length followed by one msgpack message. Both sides run the same code base, so there is no
-versioning; a frame that does not decode is a bug and ends the connection. No text crosses: prompts are token ids.
+versioning; a frame that does not decode is a bug and ends the connection. To the core and back no text crosses: prompts
+are token ids. To the process of the chat template it does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
@@ -119,6 +121,31 @@ class Fatal(msgspec.Struct, array_like=True, tag=15, frozen=True):
     message: str
 
 
+class Template(msgspec.Struct, array_like=True, frozen=True):
+    """What the process of the chat template is to render from now on; it answers with a `Rendered` of no text."""
+
+    source: str
+    bos_token: str
+    eos_token: str
+
+
+class Conversation(msgspec.Struct, array_like=True, frozen=True):
+    """Messages for the chat template; `variables` are further names that it may read."""
+
+    messages: list[dict[str, Any]]
+    add_generation_prompt: bool
+    variables: dict[str, Any] | None
+    most_characters: int  # a longer text is of no use
+
+
+class Rendered(msgspec.Struct, array_like=True, frozen=True):
+    """A text, or why there is none: `error`, or its length where that is more than was asked for."""
+
+    text: str = ""
+    error: str | None = None
+    too_long: int | None = None
+
+
 ToCore = Add | Abort | Ping
 FromCore = Step | Rejected | Pong | Ready | Fatal
 
@@ -127,7 +154,7 @@ to_core_decoder: msgspec.msgpack.Decoder[ToCore] = msgspec.msgpack.Decoder(ToCor
 from_core_decoder: msgspec.msgpack.Decoder[FromCore] = msgspec.msgpack.Decoder(FromCore)
 
 
-def encode_frame(message: ToCore | FromCore) -> bytes:
+def encode_frame(message: msgspec.Struct) -> bytes:
     """The bytes of one frame.
 
     Raises:

@@ -31,7 +31,8 @@ class Tokenizer:
 
     `bos_id`: put first by `encode(add_special=True)` when the model wants it, else None. `end_ids`: the tokens that
     end an answer. `raw`: the underlying `tokenizers.Tokenizer`, special tokens included, for incremental decoding.
-    `control_names` matches the names of control tokens in a text; None where the model has none.
+    `control_names` matches the names of control tokens in a text; None where the model has none. `longest_token`: no
+    token stands for more characters of a text than that.
     """
 
     def __init__(self, info: ModelInfo) -> None:
@@ -52,6 +53,10 @@ class Tokenizer:
         self._control_ids = {data.tokens[i]: i for i in sorted(self.special_ids) if data.tokens[i]}
         longest_first = sorted(self._control_ids, key=len, reverse=True)
         self.control_names = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
+        # A character of a byte-level token is a byte, and a character of the text has one at least. Where the text is
+        # composed first (NFC), up to three characters become one of two bytes.
+        composed = 2 if self.raw.normalizer is not None else 1
+        self.longest_token = composed * max(map(len, data.tokens), default=1)
         self._tokens = data.tokens
         self._added = self.special_ids | {i for i, kind in enumerate(data.types) if kind == _USER_DEFINED}
 
@@ -73,7 +78,7 @@ class Tokenizer:
         if literals and parse_special:
             ids = self._encode_around(text, literals)
         else:
-            ids = (self.raw if parse_special else self._literal).encode(text, add_special_tokens=False).ids
+            (ids,) = _ids(self.raw if parse_special else self._literal, [text])
         if add_special and self.bos_id is not None and ids[:1] != [self.bos_id]:
             return [self.bos_id, *ids]
         return ids
@@ -82,12 +87,11 @@ class Tokenizer:
         """Control tokens by name, and what stands between them as the library itself reads it: each stretch alone."""
         pieces = [text] if self.control_names is None else self.control_names.split(text)
         table = str.maketrans(dict(literals))
-        ids: list[int] = []
-        for i, piece in enumerate(pieces):
-            if i % 2:
-                ids.append(self._control_ids[piece])
-            else:
-                ids += self._literal.encode(piece.translate(table), add_special_tokens=False).ids
+        between = _ids(self._literal, [piece.translate(table) for piece in pieces[::2]])
+        ids = between[0]
+        for name, following in zip(pieces[1::2], between[1:], strict=True):
+            ids.append(self._control_ids[name])
+            ids += following
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
@@ -95,7 +99,7 @@ class Tokenizer:
         for token_id in ids:
             if not 0 <= token_id < self.vocab_size:
                 raise ValueError(f"token id {token_id} is outside the vocabulary of {self.vocab_size}")
-        text: str = self.raw.decode(list(ids), skip_special_tokens=skip_special)
+        text: str = self.raw.decode_batch([list(ids)], skip_special_tokens=skip_special)[0]
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -104,6 +108,11 @@ class Tokenizer:
         if token_id in self._added:
             return token.encode()
         return b"".join(_BYTES[c] if c in _BYTES else c.encode() for c in token)
+
+
+def _ids(tokenizer: tokenizers.Tokenizer, texts: list[str]) -> list[list[int]]:
+    """Token ids of each text. In batches, even of one, the library lets other threads run meanwhile."""
+    return [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
 
 def end_ids(data: TokenizerData) -> frozenset[int]:

@@ -5,10 +5,9 @@ The two completion endpoints are plain ASGI (they stream and watch for a client 
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,7 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -26,10 +25,12 @@ from backends.protocol import ChatRequest, InvalidRequest, whole_number
 from engine.answer import EngineDown, Generation
 from engine.client import EngineClient
 from engine.detokenizer import Detokenizer
+from engine.renderer import RenderedTooLong
 from engine.server.dialect import ChatDialect, CompletionDialect
 from engine.server.errors import ApiError, as_api_error, http_exception, unexpected
-from engine.server.model import Model
-from engine.server.params import Options, chat_options, completion_options
+from engine.server.lanes import Lanes
+from engine.server.model import ChatPrompt, Model
+from engine.server.params import Options, chat_options, check_chat, completion_options
 from engine.server.respond import Job, respond, send_error
 from engine.server.schema import (
     ChatExtras,
@@ -41,14 +42,13 @@ from engine.server.schema import (
 )
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
-_LONG_BODY_BYTES = 32 * 1024
 
-# Turns a decoded body into a job; raises what `as_api_error` knows.
-MakeJob = Callable[[dict[str, Any], str], Job]
+# Turns the body of the request with this id into a job; raises what `as_api_error` knows.
+MakeJob = Callable[[bytes, str], Awaitable[Job]]
 
 
-def create_app(model: Model, client: EngineClient) -> Starlette:
-    """The ASGI application. Starts and stops the core with its own life."""
+def create_app(model: Model, client: EngineClient, lanes: Lanes) -> Starlette:
+    """The ASGI application. Starts and stops the core with its own life, and stops the lanes."""
 
     @asynccontextmanager
     async def life(app: Starlette) -> AsyncIterator[None]:
@@ -56,13 +56,14 @@ def create_app(model: Model, client: EngineClient) -> Starlette:
         try:
             yield
         finally:
+            await lanes.stop()
             await client.stop()
 
-    server = EngineServer(model, client)
+    server = EngineServer(model, client, lanes)
     return Starlette(
         routes=[
             Route("/v1/chat/completions", _Endpoint(client, server.chat_job), methods=["POST"]),
-            Route("/v1/completions", _Endpoint(client, server.completion_job, tokens="prompt"), methods=["POST"]),
+            Route("/v1/completions", _Endpoint(client, server.completion_job), methods=["POST"]),
             Route("/v1/models", server.models, methods=["GET"]),
             Route("/health", server.health, methods=["GET"]),
             Route("/metrics", server.metrics, methods=["GET"]),
@@ -77,11 +78,9 @@ def create_app(model: Model, client: EngineClient) -> Starlette:
 class _Endpoint:
     """An ASGI endpoint that reads a JSON body, makes a job of it and responds."""
 
-    def __init__(self, client: EngineClient, make_job: MakeJob, *, tokens: str | None = None) -> None:
-        """`tokens`: the field of its requests that may hold many token ids."""
+    def __init__(self, client: EngineClient, make_job: MakeJob) -> None:
         self._client = client
         self._make_job = make_job
-        self._tokens = tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = Headers(scope=scope).get("x-request-id") or uuid.uuid4().hex
@@ -89,24 +88,18 @@ class _Endpoint:
             raw = await read_body(scope, receive)
             if raw is None:
                 return  # the client left before it had asked
-            await respond(self._client, await self._job(raw, request_id), receive, send)
+            await respond(self._client, await self._make_job(raw, request_id), receive, send)
         except Exception as error:
             await send_error(as_api_error(error), request_id, send)
-
-    async def _job(self, raw: bytes, request_id: str) -> Job:
-        def make() -> Job:
-            return self._make_job(decode_object(raw, tokens=self._tokens), request_id)
-
-        # Reading and tokenizing a long prompt takes long enough to hold up everybody else's tokens.
-        return make() if len(raw) < _LONG_BODY_BYTES else await asyncio.to_thread(make)
 
 
 class EngineServer:
     """The handlers, with the model and the engine that they serve."""
 
-    def __init__(self, model: Model, client: EngineClient) -> None:
+    def __init__(self, model: Model, client: EngineClient, lanes: Lanes) -> None:
         self._model = model
         self._client = client
+        self._lanes = lanes
 
     @property
     def _max_total_tokens(self) -> int:
@@ -117,17 +110,34 @@ class EngineServer:
 
     # --- completions ---------------------------------------------------------------------------------------------
 
-    def chat_job(self, body: dict[str, Any], request_id: str) -> Job:
+    async def chat_job(self, raw: bytes, request_id: str) -> Job:
+        options, asked = await self._lanes.of(len(raw)).run(self._read_chat, raw)
+        prompt = await self._chat_ids(asked, len(raw))
+        dialect = ChatDialect(self._model, prompt, **_dialect_options(options))
+        return self._job(options, [prompt], request_id, dialect)
+
+    def _read_chat(self, raw: bytes) -> tuple[Options, ChatPrompt]:
+        body = decode_object(raw)
         request, extras = parse_chat(body)
         self._model.check_name(request.model)
         options = chat_options(request, extras, self._model.vocab_size, self._model.sampling)
         self._check_answers(options.n, "n")
-        prompt = self._model.encode_chat(body["messages"], extras)
-        dialect = ChatDialect(self._model, prompt, **_dialect_options(options))
-        return self._job(options, [prompt], request_id, dialect)
+        return options, self._model.conversation(body["messages"], extras, self._max_total_tokens)
 
-    def completion_job(self, body: dict[str, Any], request_id: str) -> Job:
-        request, extras = parse_completion(body)
+    async def _chat_ids(self, asked: ChatPrompt, size: int) -> list[int]:
+        """Token ids of a conversation that came in a body of `size` bytes."""
+        try:
+            text = await self._lanes.of(size).renderer.render(asked.asked)
+        except RenderedTooLong as error:
+            self._model.check_length(error.characters, self._max_total_tokens, "messages")
+            raise
+        return await self._lanes.of(len(text)).run(self._model.chat_ids, asked, text)
+
+    async def completion_job(self, raw: bytes, request_id: str) -> Job:
+        return await self._lanes.of(len(raw)).run(self._completion_job, raw, request_id)
+
+    def _completion_job(self, raw: bytes, request_id: str) -> Job:
+        request, extras = parse_completion(decode_object(raw, tokens="prompt"))
         self._model.check_name(request.model)
         options = completion_options(request, extras, self._model.vocab_size, self._model.sampling)
         # Counted before anything is made of them: a small body can ask for a great many.
@@ -167,12 +177,16 @@ class EngineServer:
             raise InvalidRequest(
                 "'prompt' must hold texts, token ids or lists of token ids, not a mixture.", param="prompt"
             )
-        prompts = lists or ([ids] if ids else [self._model.tokenizer.encode(t, add_special=add_special) for t in texts])
+        prompts = lists or ([ids] if ids else [self._text_ids(text, add_special=add_special) for text in texts])
         for token_ids in prompts:
             self._model.check_ids(token_ids, "prompt")
             if not token_ids:
                 raise InvalidRequest("A prompt must have at least one token.", param="prompt")
         return prompts
+
+    def _text_ids(self, text: str, *, add_special: bool) -> list[int]:
+        self._model.check_length(len(text), self._max_total_tokens, "prompt")
+        return self._model.tokenizer.encode(text, add_special=add_special)
 
     def _echoes(
         self, prompt: str | list[str | int | list[int]], prompts: list[list[int]], skip_special: bool
@@ -244,46 +258,63 @@ class EngineServer:
         return Response(self._client.metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def tokenize(self, request: Request) -> Response:
+        raw = await _body_of(request)
+        lane = self._lanes.of(len(raw))
         try:
-            asked = msgspec.convert(decode_object(await request.body()), TokenizeRequest)
-            if asked.model is not None:
-                self._model.check_name(asked.model)
-            token_ids = self._tokenize(asked)
-            max_model_len = self._max_total_tokens
+            asked, prompt = await lane.run(self._read_tokenize, raw)
+            token_ids = prompt if isinstance(prompt, list) else await self._chat_ids(prompt, len(raw))
+            return await lane.run(self._tokenized, token_ids, with_texts=asked.return_token_strs)
         except Exception as error:
             raise as_api_error(error) from error
-        body: dict[str, Any] = {"count": len(token_ids), "max_model_len": max_model_len, "tokens": token_ids}
-        if asked.return_token_strs:
-            body["token_strs"] = [self._model.token_text(token_id) for token_id in token_ids]
-        return _json(body)
 
-    def _tokenize(self, asked: TokenizeRequest) -> list[int]:
+    def _read_tokenize(self, raw: bytes) -> tuple[TokenizeRequest, list[int] | ChatPrompt]:
+        """The request, and the tokens of its text or what its conversation asks of the template."""
+        asked = msgspec.convert(decode_object(raw), TokenizeRequest)
+        if asked.model is not None:
+            self._model.check_name(asked.model)
         if (asked.prompt is None) == (asked.messages is None):
             raise InvalidRequest("Give either 'prompt' or 'messages'.", param="prompt")
         if asked.messages is not None:
-            msgspec.convert({"model": self._model.name, "messages": asked.messages}, ChatRequest)
+            check_chat(msgspec.convert({"model": self._model.name, "messages": asked.messages}, ChatRequest))
             extras = ChatExtras(
                 add_generation_prompt=asked.add_generation_prompt,
                 add_special_tokens=asked.add_special_tokens,
                 continue_final_message=asked.continue_final_message,
                 chat_template_kwargs=asked.chat_template_kwargs,
             )
-            return self._model.encode_chat(asked.messages, extras)
+            return asked, self._model.conversation(asked.messages, extras, self._max_total_tokens)
         assert asked.prompt is not None
         for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
             if getattr(asked, name) is not None:
                 raise InvalidRequest(f"'{name}' goes with 'messages', not with 'prompt'.", param=name)
-        return self._model.tokenizer.encode(asked.prompt, add_special=asked.add_special_tokens is not False)
+        return asked, self._text_ids(asked.prompt, add_special=asked.add_special_tokens is not False)
+
+    def _tokenized(self, token_ids: list[int], *, with_texts: bool) -> Response:
+        body: dict[str, Any] = {"count": len(token_ids), "max_model_len": self._max_total_tokens, "tokens": token_ids}
+        if with_texts:
+            body["token_strs"] = [self._model.token_text(token_id) for token_id in token_ids]
+        return _json(body)
 
     async def detokenize(self, request: Request) -> Response:
+        raw = await _body_of(request)
         try:
-            asked = msgspec.convert(decode_object(await request.body(), tokens="tokens"), DetokenizeRequest)
-            if asked.model is not None:
-                self._model.check_name(asked.model)
-            self._model.check_ids(asked.tokens, "tokens")
+            return await self._lanes.of(len(raw)).run(self._detokenized, raw)
         except Exception as error:
             raise as_api_error(error) from error
+
+    def _detokenized(self, raw: bytes) -> Response:
+        asked = msgspec.convert(decode_object(raw, tokens="tokens"), DetokenizeRequest)
+        if asked.model is not None:
+            self._model.check_name(asked.model)
+        self._model.check_ids(asked.tokens, "tokens")
         return _json({"prompt": self._model.tokenizer.decode(asked.tokens, skip_special=False)})
+
+
+async def _body_of(request: Request) -> bytes:
+    raw = await read_body(request.scope, request.receive)
+    if raw is None:
+        raise ClientDisconnect
+    return raw
 
 
 async def read_body(scope: Scope, receive: Receive) -> bytes | None:

@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from backends.protocol import InvalidRequest, Json
-from engine.chat_template import ChatTemplate, ChatTemplateError, with_text
-from engine.literal_text import LiteralText
+from engine.chat_template import RESERVED, ChatTemplate, ChatTemplateError, with_text
+from engine.literal_text import LiteralText, texts_of
 from engine.loader import read_info
+from engine.messages import Conversation
 from engine.server.errors import ApiError, unsupported
 from engine.server.params import API_DEFAULTS, SamplingDefaults
-from engine.server.schema import ChatExtras
+from engine.server.schema import ChatExtras, check_messages
 from engine.tokenizer import Tokenizer
 from engine.types import TokenLogprob
 
 # JSON has no infinity; this is what OpenAI sends for an impossible token.
 _LEAST_LOGPROB = -9999.0
 _CONTINUE = "continue_final_message"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation on its way to token ids. `literals` as in `Tokenizer.encode`."""
+
+    asked: Conversation  # of the template
+    opened: str | None  # the last message's text, if the answer is to continue it
+    add_special: bool
+    literals: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,29 +82,65 @@ class Model:
                     f"'{param}' holds token id {token_id}; the vocabulary has {self.vocab_size} tokens.", param=param
                 )
 
-    def encode_chat(self, messages: list[Json], extras: ChatExtras) -> list[int]:
-        """Token ids of a conversation, by the model's template.
+    def check_length(self, characters: int, most_tokens: int, param: str) -> None:
+        """Raises ApiError if a text of so many characters has more than `most_tokens` tokens whatever they are."""
+        most = most_tokens * self.tokenizer.longest_token
+        if characters > most:
+            raise ApiError(
+                400,
+                f"The prompt has {characters} characters, but this engine holds {most_tokens} tokens of a request, "
+                f"each of {self.tokenizer.longest_token} characters at most: {most} characters.",
+                code="context_length_exceeded",
+                param=param,
+            )
+
+    def conversation(self, messages: list[Json], extras: ChatExtras, most_tokens: int) -> ChatPrompt:
+        """What the model's template is to make a text of.
 
         Raises:
-            ChatTemplateError: the template refuses the messages.
+            ChatTemplateError: the messages cannot be written as they are.
             InvalidRequest: the fields of the prompt contradict each other.
+            ApiError: a field that nothing reads, or more text than `most_tokens` tokens can stand for.
         """
+        variables = extras.chat_template_kwargs
+        for name in variables or ():
+            if name in RESERVED:
+                where = f"chat_template_kwargs.{name[:64]}"
+                raise InvalidRequest(f"'{where}' is set by the engine itself; leave it out.", param=where)
+        check_messages(messages, self.template.fields)
         opened = bool(extras.continue_final_message)
         if opened:
             _check_open(messages[-1] if messages else {}, extras)
         # OpenAI's newer name for the system role; templates know the older one.
         renamed = [{**m, "role": "system"} if m.get("role") == "developer" else m for m in messages]
+        given = [[with_text(m) for m in renamed], variables]
+        # Before anything walks through them character by character. Roles are few words, and no text of the client's.
+        characters = sum(map(len, texts_of(given))) - sum(len(message["role"]) for message in messages)
+        self.check_length(characters, most_tokens, "messages")
         written = LiteralText(self.tokenizer.control_names)
         try:
-            told, variables = written.hide([[with_text(m) for m in renamed], extras.chat_template_kwargs])
+            told, variables = written.hide(given)
         except ValueError as error:
             raise ChatTemplateError(str(error)) from error
-        generate = not opened and extras.add_generation_prompt is not False
-        text = self.template.render(told, add_generation_prompt=generate, variables=variables)
-        if opened:
-            text = _up_to(text, told[-1]["content"].strip())
+        asked = Conversation(
+            messages=told,
+            add_generation_prompt=not opened and extras.add_generation_prompt is not False,
+            variables=variables,
+            most_characters=most_tokens * self.tokenizer.longest_token,
+        )
+        last = told[-1]["content"].strip() if opened else None
+        return ChatPrompt(asked, last, bool(extras.add_special_tokens), written.texts)
+
+    def chat_ids(self, prompt: ChatPrompt, text: str) -> list[int]:
+        """Token ids of what the template made of a conversation.
+
+        Raises:
+            ApiError: the template has changed the text that the answer is to continue.
+        """
+        if prompt.opened is not None:
+            text = _up_to(text, prompt.opened)
         # The template writes the beginning-of-sequence token itself if the model wants it.
-        return self.tokenizer.encode(text, add_special=bool(extras.add_special_tokens), literals=written.texts)
+        return self.tokenizer.encode(text, add_special=prompt.add_special, literals=prompt.literals)
 
     def token_text(self, token_id: int) -> str:
         """One token as text; bytes that are no whole character become U+FFFD."""

@@ -63,8 +63,7 @@ def chat_options(
         InvalidRequest: a value out of range, or fields that contradict each other.
         ApiError: a parameter that this engine does not implement.
     """
-    validate(request)
-    _refuse_chat_features(request)
+    check_chat(request)
     if (
         request.max_tokens is not None
         and request.max_completion_tokens is not None
@@ -177,6 +176,17 @@ def _check_extras(extras: Extras, vocab_size: int, max_tokens: int | None) -> No
         raise unsupported("priority", "Requests are served by their order and the length of their prompts.")
     if extras.structured_outputs is not None:
         raise unsupported("structured_outputs", _FORMAT_ADVICE)
+
+
+def check_chat(request: ChatRequest) -> None:
+    """What of a chat request can be refused before its prompt is made.
+
+    Raises:
+        InvalidRequest: a value out of range, or fields that contradict each other.
+        ApiError: a parameter that this engine does not implement.
+    """
+    validate(request)
+    _refuse_chat_features(request)
 
 
 def _refuse_chat_features(request: ChatRequest) -> None:

@@ -6,15 +6,19 @@ A field that stands in no struct is refused by name, so a typing error never pas
 from __future__ import annotations
 
 import difflib
+from collections.abc import Set
 from typing import Any
 
 import msgspec
 
 from backends.bounds import check_bounds
-from backends.protocol import ChatRequest, CompletionRequest, Json, StreamOptions
-from engine.server.errors import ApiError
+from backends.protocol import ChatRequest, CompletionRequest, Json, Message, StreamOptions
+from engine.server.errors import ApiError, unsupported
 
 _LONGEST_NAME = 64
+# What SDKs send back of earlier answers is taken, whether or not the model's template reads it.
+_MESSAGE_FIELDS = {*Message.__struct_fields__, "annotations", "audio", "reasoning", "reasoning_content"}
+_PART_FIELDS = {"type", "text", "cache_control"}  # the last says what to cache, and here all of it is
 
 
 class Extras(msgspec.Struct):
@@ -97,6 +101,24 @@ def parse_completion(body: dict[str, Any]) -> tuple[CompletionRequest, Extras]:
     return msgspec.convert(body, CompletionRequest), msgspec.convert(body, Extras)
 
 
+def check_messages(messages: list[Json], read_by_template: frozenset[str]) -> None:
+    """Refuse what nobody would read.
+
+    Raises:
+        ApiError: a field of a message, or of a part of one, that neither the engine knows nor the template reads.
+    """
+    known = _MESSAGE_FIELDS | read_by_template
+    for i, message in enumerate(messages):
+        where = f"messages[{i}]"
+        _refuse(message, known, f"{where}.")
+        if message.get("audio") is not None:
+            raise unsupported(f"{where}.audio", "Only text is read.")
+        content = message.get("content")
+        for j, part in enumerate(content if isinstance(content, list) else ()):
+            if isinstance(part, dict):
+                _refuse(part, _PART_FIELDS, f"{where}.content[{j}].")
+
+
 def _refuse_unknown(body: dict[str, Any], *structs: type[msgspec.Struct]) -> None:
     known = {name for struct in structs for name in struct.__struct_fields__}
     _refuse(body, known, "")
@@ -105,7 +127,7 @@ def _refuse_unknown(body: dict[str, Any], *structs: type[msgspec.Struct]) -> Non
         _refuse(options, set(StreamOptions.__struct_fields__), "stream_options.")
 
 
-def _refuse(body: dict[str, Any], known: set[str], prefix: str) -> None:
+def _refuse(body: dict[str, Any], known: Set[str], prefix: str) -> None:
     for name in body:
         if name not in known:
             name = name[:_LONGEST_NAME]  # of the client's: to compare or to repeat a long one would take long

@@ -10,6 +10,16 @@ MODEL = "smollm2-135m"
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 
 
+def encode_chat(model, messages, extras, most_tokens=8192):
+    """Token ids of a conversation, its template rendered in this process."""
+    prompt = model.conversation(messages, extras, most_tokens)
+    asked = prompt.asked
+    text = model.template.render(
+        asked.messages, add_generation_prompt=asked.add_generation_prompt, variables=asked.variables
+    )
+    return model.chat_ids(prompt, text)
+
+
 class Server:
     """`python -m engine` on a free port."""
 

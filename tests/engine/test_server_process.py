@@ -3,11 +3,13 @@
 import asyncio
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import psutil
 import pytest
 
+from tests.engine.models import write_model
 from tests.engine.serving import MODEL, Server
 
 # --- clients that leave ------------------------------------------------------------------------------------------
@@ -77,10 +79,11 @@ async def test_64_streams_of_which_16_leave_return_all_pages(server):
 # --- the process -------------------------------------------------------------------------------------------------
 
 
-def test_the_http_process_has_no_torch_and_one_core(server):
+def test_the_http_process_has_no_torch_one_core_and_one_for_the_template(server):
     process = psutil.Process(server.process.pid)
     assert not any("libtorch" in mapping.path for mapping in process.memory_maps())
-    assert len(process.children(recursive=True)) == 1
+    names = [part for child in process.children(recursive=True) for part in child.cmdline() if "engine." in part]
+    assert sorted(names) == ["engine.core", "engine.template_process"]
 
 
 def test_a_full_queue_is_429_with_retry_after_and_a_killed_core_is_503(smollm2_path):
@@ -98,7 +101,7 @@ def test_a_full_queue_is_429_with_retry_after_and_a_killed_core_is_503(smollm2_p
             busy = server.post("/v1/completions", prompt="x")
             assert (busy.status_code, busy.json()["error"]["code"]) == (429, "queue_full")
             assert int(busy.headers["retry-after"]) >= 1
-            [core] = psutil.Process(server.process.pid).children()
+            [core] = [c for c in psutil.Process(server.process.pid).children() if "engine.core" in c.cmdline()]
             core.kill()
             events = [line for line in lines if line]
         assert '"engine_unavailable"' in events[-1], "an error event, and no clean end"
@@ -144,3 +147,36 @@ def test_wrong_arguments_and_models_end_with_a_message(tmp_path, smollm2_path):
     small = run_engine("--model", str(smollm2_path), "--port", "0", "--kv-cache-bytes", "1000")
     assert small.returncode == 1
     assert "could not be loaded" in small.stderr
+
+
+# --- templates that never end ------------------------------------------------------------------------------------
+
+
+def test_a_template_that_never_ends_holds_up_nobody_and_no_stop(tmp_path):
+    """Health and other requests are answered meanwhile, and the process ends when it is told to."""
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    write_model(tmp_path / "hostile.gguf", metadata={"tokenizer.chat_template": loop + "{{ messages[0].content }}"})
+    server = Server(tmp_path / "hostile.gguf", "--max-model-len", "256", "--kv-cache-bytes", str(10 << 20)).wait_ready()
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+    with ThreadPoolExecutor(2) as threads:
+        attack = threads.submit(server.post, "/v1/chat/completions", **body)
+        for _ in range(5):
+            assert server.http.get("/health").status_code == 200
+            assert server.complete("x", max_tokens=1)["usage"]["completion_tokens"] == 1
+        assert not attack.done()
+        error = attack.result().json()["error"]
+        assert (attack.result().status_code, error["code"]) == (400, "invalid_messages")
+        assert "does not come to an end" in error["message"]
+        threads.submit(server.post, "/v1/chat/completions", **body)
+        server.http.get("/health")
+        server.process.terminate()
+        assert server.process.wait(30) == 0
+    server.http.close()
+    server.process.stdout.close()
+
+
+def test_a_template_that_cannot_be_compiled_is_named_at_the_start(tmp_path):
+    write_model(tmp_path / "bad.gguf", metadata={"tokenizer.chat_template": "{{ messages | nothing }}"})
+    refused = run_engine("--model", str(tmp_path / "bad.gguf"), "--port", "0")
+    assert refused.returncode == 1
+    assert "chat template is broken at line 1: No filter named 'nothing'" in refused.stderr

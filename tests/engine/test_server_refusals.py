@@ -81,6 +81,23 @@ CHAT_REFUSALS = [
         "stream_options.include_usages",
     ),
     ({"messages": [{"role": "user", "content": "word " * 3000}]}, "context_length_exceeded", "messages"),
+    ({"messages": [{"role": "user", "content": " " * 16_000_000}]}, "context_length_exceeded", "messages"),
+    ({"messages": [*FRANCE, {"role": "user", "content": "x", "weight": 1}]}, "unknown_parameter", "messages[1].weight"),
+    ({"messages": [{"role": "user", "content": "x", "contents": "y"}]}, "unknown_parameter", "messages[0].contents"),
+    (
+        {"messages": [{"role": "user", "content": [{**TEXT, "lang": "en"}]}]},
+        "unknown_parameter",
+        "messages[0].content[0].lang",
+    ),
+    (
+        {"messages": [*FRANCE, {"role": "assistant", "content": "x", "audio": {"id": "a"}}]},
+        "unsupported_parameter",
+        "messages[1].audio",
+    ),
+    *(
+        ({"chat_template_kwargs": {name: "x"}}, "invalid_value", f"chat_template_kwargs.{name}")
+        for name in ("messages", "tools", "bos_token", "eos_token", "add_generation_prompt", "raise_exception", "range")
+    ),
 ]
 
 
@@ -128,7 +145,9 @@ def test_what_completions_do_not_honour_is_refused(server, change, code, param):
         ({"prompt": 1}, "invalid_type", "prompt"),
         ({}, "invalid_value", "prompt"),
         ({"prompt": "x", "continue_final_message": True}, "invalid_value", "continue_final_message"),
-        ({"messages": [], "continue_final_message": True}, "invalid_value", "continue_final_message"),
+        ({"messages": [], "continue_final_message": True}, "empty_array", "messages"),
+        ({"messages": [{"role": "user"}]}, "invalid_type", "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "x", "weight": 1}]}, "unknown_parameter", "messages[0].weight"),
         ({"messages": FRANCE, "continue_final_message": True}, "invalid_value", "continue_final_message"),
     ],
 )
@@ -177,3 +196,29 @@ def test_too_many_answers_are_refused_before_any_is_made(server, prompt, n):
     assert (response.status_code, error["code"], error["param"]) == (400, "too_many_answers", "prompt")
     assert f"{len(prompt) * n} answers" in error["message"]
     assert server.post("/v1/completions", prompt="x", n=128, max_tokens=1).status_code == 200
+
+
+def test_fields_that_sdks_send_back_are_taken(server):
+    """Of an answer's message, and of requests that others write: none of them changes the prompt of this model."""
+    plain = [*FRANCE, {"role": "assistant", "content": "Paris."}, {"role": "user", "content": "Sure?"}]
+    answer = {"refusal": None, "annotations": [], "audio": None, "function_call": None, "tool_calls": None}
+    thoughts = {"reasoning_content": "Paris, I think.", "reasoning": None}
+    parts = [{"type": "text", "text": "Sure?", "cache_control": {"type": "ephemeral"}}]
+    sent = [FRANCE[0] | {"name": "kim"}, plain[1] | answer | thoughts, {"role": "user", "content": parts}]
+    counts = [server.post("/tokenize", messages=messages).json()["tokens"] for messages in (plain, sent)]
+    assert counts[0] == counts[1]
+    assert server.post("/v1/chat/completions", messages=sent, max_tokens=1).status_code == 200
+
+
+@pytest.mark.parametrize("text", [" ", "\t", "a", "ab \n", "é", "<|im_end|>"])
+def test_a_text_that_no_context_holds_is_refused_with_the_numbers_and_without_tokenizing(server, text):
+    """At the door; up to there, whatever fits is counted."""
+    context = server.http.get("/v1/models").json()["data"][0]["max_model_len"]
+    most = context * 81  # the model's longest token: a line break and 80 spaces
+    below, above = (text * (most // len(text) + 1))[:most], text * (most // len(text) + 1)
+    for body in ({"prompt": above}, {"messages": [{"role": "user", "content": above}]}):
+        error = server.post("/tokenize", **body).json()["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", next(iter(body)))
+        assert f"{len(above)} characters" in error["message"]
+        assert f"{most} characters" in error["message"]
+    assert server.post("/tokenize", prompt=below).json()["count"] >= context

@@ -9,6 +9,7 @@ from engine.server.params import SamplingDefaults, chat_options
 from engine.server.schema import ChatExtras, parse_chat
 from gateway.model_defaults import model_defaults
 from gateway.settings import Settings
+from tests.engine.serving import encode_chat
 
 BARE = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
 ENGINE = {
@@ -30,7 +31,7 @@ def test_spelling_a_default_out_changes_nothing_in_the_engine(engine_model: Mode
     def effect(body: dict[str, object]) -> object:
         request, extras = parse_chat({**BARE, **body})
         options = chat_options(request, extras, engine_model.vocab_size, sampling)
-        return options, engine_model.encode_chat(BARE["messages"], extras)
+        return options, encode_chat(engine_model, BARE["messages"], extras)
 
     for name, value in defaults.items():
         assert effect({name: value}) == effect({}), name
