@@ -194,6 +194,7 @@ async def _stream(call: Call, pool: Pool, replica: Replica, attempt: Attempt, ex
         raise AttemptFailed("protocol", "asked for a stream, got a page of HTML")
 
     def ended(outcome: Outcome, failure: AttemptFailed | None) -> None:
+        pool.repeats_reasons = pool.repeats_reasons or stream.repeats_reasons
         if outcome == "success":
             pool.succeeded(replica)
             pool.gives_reasons = pool.gives_reasons or stream.finished
@@ -209,6 +210,7 @@ async def _stream(call: Call, pool: Pool, replica: Replica, attempt: Attempt, ex
         call.choices(),
         ended,
         gives_reasons=pool.gives_reasons,
+        repeats_reasons=pool.repeats_reasons,
     )
     await stream.commit()
     attempt.first_content_s = time.monotonic() - attempt.started

@@ -135,6 +135,7 @@ class Pool:
         self.dialect = dialect
         self.continued = 0  # answers that another had begun
         self.gives_reasons = False  # its servers have been seen to say why an answer ends
+        self.repeats_reasons = False  # or to say it with every piece
         every = {**dialect.headers(api_key), **{name.lower(): value for name, value in (headers or {}).items()}}
         self.replicas = [Replica(Endpoint(url.rstrip("/"), every)) for url in base_urls]
         self._queue: FairQueue[Replica] = FairQueue(max_queued)

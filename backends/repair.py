@@ -7,7 +7,8 @@ What is right goes on byte for byte; an event or an answer is written anew only 
   (vLLM, for a function asked for by name) would be added up by clients: they are said once;
 - its arguments are a JSON object instead of the text of one;
 - the role is said again with every piece of text (Ollama, Gemini), which clients add up as well, or never;
-- a choice that is not finished has the finish reason "" instead of null (SGLang);
+- a choice that is not finished has the finish reason "" (SGLang) or "null" (DashScope) instead of null, or one that
+  turns out not to be its last: `backends.stream` sees that it goes on, and `without_reasons` takes the reason out;
 - a choice that calls tools of its own accord ends with "stop" (Gemini, Ollama), where agents wait for "tool_calls". A
   call that the request demands ends with "stop" at OpenAI too: that stays;
 - `id`, `object`, `created` or `model` are missing.
@@ -18,13 +19,13 @@ A finish reason by which a server says that it gave up is no end of an answer: `
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 import msgspec
 import uuid_utils
 
-from backends.attempt import Call
+from backends.attempt import Call, Event
 from backends.protocol import AnswerChoice, ChatChunk, ChatCompletion, ChunkChoice, Json, ToolCall
 
 # Of vLLM and SGLang, of OpenRouter and Mistral, and of DeepSeek, whose reference calls it an interruption.
@@ -184,6 +185,23 @@ def mend_answer(completion: ChatCompletion, body: bytes, call: Call) -> bytes | 
     return edit.result()
 
 
+def has_text(choice: ChunkChoice) -> bool:
+    """Whether a choice says something here, in words, thoughts or calls."""
+    delta = choice.delta
+    return bool(delta.content or choice.text or delta.tool_calls or delta.thoughts or delta.refusal)
+
+
+def without_reasons(event: Event, choices: Container[int]) -> Event:
+    """An event without the finish reasons of these choices."""
+    assert event.chunk is not None
+    edit = _Edit(event.data)
+    for position, choice in enumerate(event.chunk.choices):
+        if choice.finish_reason and choice.index in choices:
+            choice.finish_reason = edit.choice(position)["finish_reason"] = None
+    data = edit.result() or event.data
+    return Event(b"data: " + data + b"\n\n", data, event.chunk)
+
+
 def arguments_as_text(fields: Json, where: str) -> bytes | None:
     """An event (`where` is "delta") or an answer ("message") whose tool calls have JSON objects for arguments, with
     texts in their place; None if there are none."""
@@ -237,7 +255,7 @@ def _change(call: Json, changes: Json) -> None:
 def _finish_reason(given: str | None, calls: bool, call: Call) -> str | None:
     if calls and given == "stop" and call.payload.get("tool_choice") in (None, "auto"):
         return "tool_calls"
-    return given or None
+    return None if given in ("", "null") else given
 
 
 def _missing(said: ChatChunk | ChatCompletion, edit: _Edit, call: Call) -> Json:

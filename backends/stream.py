@@ -4,6 +4,10 @@ It promises that a stream ends without an exception only if the server finished 
 every choice, or with `[DONE]` if it is a server that has never given a reason. It promises further that events that
 arrived before a break are delivered before it is reported; and that an event costs no timer and no task. A stream is
 committed at its first content: what came before is held back until then.
+
+Some servers give a finish reason with every piece of text. An event that has one is therefore held back until the next
+thing happens: if the choice goes on, its reason is taken out. At such a server a reason beside text proves nothing, so
+only `[DONE]`, a reason without text or a well-formed end of the body ends the answer there.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ from collections.abc import Callable
 from backends.attempt import AttemptFailed, CutKind, Event, Outcome, StreamCut
 from backends.connection import Exchange, HttpFailure
 from backends.dialect import MalformedAnswer, Reader
+from backends.protocol import ChatChunk
+from backends.repair import has_text, without_reasons
 from backends.sse import EventTooLarge, Parsed, SseParser
 
 # After its last finish reason a server has this long to send usage and [DONE]; without them the answer is still whole.
@@ -46,12 +52,16 @@ class EventStream:
         on_end: OnEnd,
         *,
         gives_reasons: bool = False,
+        repeats_reasons: bool = False,
     ) -> None:
         self._exchange = exchange
         self._reader = reader
         self._between_tokens_s = between_tokens_s
         self._choices = choices  # how many must finish
         self._gives_reasons = gives_reasons
+        self.repeats_reasons = repeats_reasons  # the server has been seen to go on after a finish reason
+        self._doubtful = False  # the latest reason stood beside text, at such a server
+        self._held: Event | None = None  # it has a finish reason, and nothing came after it yet
         self._on_end: OnEnd | None = on_end
         self._parser = SseParser()
         self._ready: list[Event] = []  # those of one piece: an empty list is a tenth of an empty deque
@@ -72,7 +82,7 @@ class EventStream:
     @property
     def finished(self) -> bool:
         """Whether every choice has said why it ended."""
-        return len(self._finished) >= self._choices
+        return len(self._finished) >= self._choices and not self._doubtful
 
     def __aiter__(self) -> EventStream:
         return self
@@ -101,6 +111,7 @@ class EventStream:
         """Give up what has not arrived yet; the server sees its connection close at once. May be called again."""
         self._end("cancelled", None)
         self._over = True
+        self._held = None
         self._ready.clear()
         if not self._exchange.draining:  # after [DONE] the body's own end is awaited, to keep the connection
             self._exchange.close()
@@ -129,6 +140,7 @@ class EventStream:
             self._fail(AttemptFailed("protocol", str(error)))
             return
         if not piece:
+            self._doubtful = False
             self._fail(AttemptFailed("disconnected", "the stream ended before the answer was whole"))
 
     def _take(self, parsed: Parsed) -> None:
@@ -139,15 +151,24 @@ class EventStream:
             return
         if event is None:
             return
+        if self._held is not None and not event.idle:
+            self._release(event.chunk)
+        ends = False
         if event.chunk is not None:
             for choice in event.chunk.choices:
                 if choice.finish_reason:
+                    ends = True
                     self._finished.add(choice.index)
             if not self._committed:
                 self._committed = self._reader.commits(event)
         if not event.done:
-            self._ready.append(event)
-        elif not self._committed:
+            if ends and event.dialect == "openai":
+                self._hold(event)
+            else:
+                self._ready.append(event)
+            return
+        self._doubtful = False
+        if not self._committed:
             self._fail(AttemptFailed("upstream_error", "the stream was finished before any content came"))
         elif self._gives_reasons and not self.finished:  # something between us and the server tidied up after it
             self._fail(AttemptFailed("upstream_error", "the stream was finished without a finish reason"))
@@ -157,8 +178,33 @@ class EventStream:
             self._exchange.finish()
             self._end("success", None)
 
+    def _hold(self, event: Event) -> None:
+        """Keep an event with a finish reason until it is known whether more comes."""
+        assert event.chunk is not None
+        self._held = event
+        self._doubtful = self.repeats_reasons and any(map(has_text, event.chunk.choices))
+        if self._committed and self.finished:
+            self._exchange.quiet_deadline = time.monotonic() + AFTER_FINISH_S
+
+    def _release(self, next_chunk: ChatChunk | None) -> None:
+        """Deliver the held event; without its reason for a choice that goes on in the chunk after it."""
+        held, self._held = self._held, None
+        assert held is not None
+        assert held.chunk is not None
+        ended = {choice.index for choice in held.chunk.choices if choice.finish_reason}
+        more = next_chunk.choices if next_chunk is not None else ()
+        gone_on = {c.index for c in more if c.index in ended and (c.finish_reason or has_text(c))}
+        if gone_on:
+            self.repeats_reasons = True
+            self._finished -= gone_on
+            held = without_reasons(held, gone_on)
+        self._ready.append(held)
+
     def _fail(self, failure: AttemptFailed) -> None:
         self._failure = failure
+        if self._held is not None:
+            held, self._held = self._held, None
+            self._ready.append(without_reasons(held, self._finished) if self._doubtful else held)
         self._exchange.close()
         if not self._committed:
             return  # the caller of `commit` decides what comes next

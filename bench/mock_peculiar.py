@@ -257,6 +257,20 @@ class UsageWithFinish(Server):
         return super().chunk(delta, finish, **fields, **({"usage": USAGE} if finish else {}))
 
 
+class ReasonOnEveryChunk(Server):
+    """Small servers that write the same finish reason on each chunk of a choice, and usage behind the last."""
+
+    def chunk(self, delta: Json, finish: str | None = None, **fields: Any) -> bytes:
+        return super().chunk(delta, finish or ("tool_calls" if self.calls else "stop"), **fields)
+
+
+class NullAsText(Server):
+    """DashScope: the text "null" for no finish reason yet."""
+
+    def chunk(self, delta: Json, finish: str | None = None, **fields: Any) -> bytes:
+        return super().chunk(delta, finish or "null", **fields)
+
+
 SERVERS: dict[str, type[Server]] = {
     "openai": Server,
     "gemini": Gemini,
@@ -269,6 +283,8 @@ SERVERS: dict[str, type[Server]] = {
     "llama.cpp-full": LlamaCppFull,
     "bare": Bare,
     "usage-with-finish": UsageWithFinish,
+    "reason-on-every-chunk": ReasonOnEveryChunk,
+    "null-as-text": NullAsText,
 }
 
 
