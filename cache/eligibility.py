@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from cache.chinese import is_chinese
 from cache.key import last_user_text
-from cache.text import looks_english, scripts, words
+from cache.text import looks_english, main_script, scripts, words
 
 Mode = Literal["off", "exact", "semantic"]
 
@@ -34,6 +35,13 @@ _TIME_BOUND = re.compile(
     r"(?:what|which) (?:time|day|date|year|month) is|what's the (?:time|date)|what is the (?:time|date|day)|"
     r"stock price|share price|exchange rate|price of (?:bitcoin|gold|oil)|score of|how long ago|"
     r"\d+ (?:minutes|hours|days|weeks|months|years) ago|aujourd'hui|heute|hoy|oggi|hoje|vandaag)\b"
+)
+_TIME_BOUND_CHINESE = re.compile(
+    r"今天|明天|昨天|后天|今晚|今早|现在|目前|当前|最新|最近|近期|刚才|刚刚|[这本上下](?:周|个?星期|个?月|季度)|今年|去年|明年|"
+    r"几点了|几号了|天气|新闻|股价|汇率|金价|油价|比分"
+)
+_PERSONAL_CHINESE = re.compile(
+    r"我(?:的|家)?(?:名字|年龄|生日|邮箱|地址|电话|手机号|密码|余额|工资|订单|发票|预约|预订|日程|位置|病历|身份证)|我是谁|我在哪|我多大|我几岁|记得我"
 )
 _PERSONAL = re.compile(
     r"\b(?:who am i|where am i|where do i live|how old am i|about me|remember me|do you remember|"
@@ -56,7 +64,12 @@ _WORDING_BOUND = re.compile(
     r"(?:question|exclamation) marks?|full stops?)\b",
     re.IGNORECASE,
 )
-_QUOTED = re.compile(r"[\"“”«»][^\"“”«»]{2,}[\"“”«»]|(?<![\w'])'[^'\n]{2,}'(?!\w)|:\s*\S+(?:\s+\S+){4,}|:\s*\n")
+_WORDING_BOUND_CHINESE = re.compile(
+    r"翻译|译成|改写|改成|润色|总结|概括|缩写|校对|纠正|复述|重复|多少[个]?字|几个字|笔画|拼音|怎么读|怎么写|大写|小写|押韵|造句|以下|下面|下列|如下"
+)
+_QUOTED = re.compile(
+    r"[「」『』]|[\"“”«»][^\"“”«»]{2,}[\"“”«»]|(?<![\w'])'[^'\n]{2,}'(?!\w)|:\s*\S+(?:\s+\S+){4,}|:\s*\n"
+)
 _CODE = re.compile(
     r"```|`[^`]+`|^\s*(?:def|class|import|from|function|const|let|var|SELECT|#include)\b.*[({;:*]|[{};]\s*$|\w\(\w*\)",
     re.M,
@@ -165,9 +178,12 @@ def _never(payload: dict[str, Any], allow_temperature: float, default_temperatur
     if len(text) > MAX_CHARACTERS:
         return "too_long"
     lower = text.lower()
-    if _TIME_BOUND.search(lower):
+    chinese = is_chinese(text)
+    if _TIME_BOUND.search(lower) or (chinese and _TIME_BOUND_CHINESE.search(text)):
         return "time_bound"
-    return "personal" if _PERSONAL.search(lower) or ("@" in lower and _E_MAIL.search(lower)) else None
+    if _PERSONAL.search(lower) or ("@" in lower and _E_MAIL.search(lower)):
+        return "personal"
+    return "personal" if chinese and _PERSONAL_CHINESE.search(text) else None
 
 
 def _only_exact(payload: dict[str, Any], covered: frozenset[str]) -> str | None:
@@ -184,11 +200,11 @@ def _only_exact(payload: dict[str, Any], covered: frozenset[str]) -> str | None:
         return "too_long"
     if _CODE.search(text):
         return "code"
-    if _WORDING_BOUND.search(text) or _QUOTED.search(text):
+    if _WORDING_BOUND.search(text) or _QUOTED.search(text) or _WORDING_BOUND_CHINESE.search(text):
         return "depends_on_wording"
     if not scripts(text) <= covered:
         return "script_not_covered"
-    if not looks_english(text):
+    if not (is_chinese(text) or (main_script(text) in ("latin", "none") and looks_english(text))):
         return "language_not_covered"
     earlier = any(message.get("role") in ("user", "assistant", "tool") for message in payload["messages"][:-1])
     return "not_standalone" if earlier and not stands_alone(text) else None

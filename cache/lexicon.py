@@ -65,6 +65,16 @@ for _pair in _OPPOSITE_PAIRS:
     _OPPOSITES[_right] = _OPPOSITES.get(_right, frozenset()) | {_left}
 _NEGATING_PREFIXES = ("un", "in", "im", "il", "ir", "non", "dis", "de", "mis", "anti", "non-", "anti-")
 
+_IRREGULAR_PLURALS = dict(
+    pair.split("/")
+    for pair in _list("""
+        men/man women/woman children/child people/person feet/foot teeth/tooth mice/mouse geese/goose oxen/ox
+        wolves/wolf knives/knife wives/wife halves/half shelves/shelf thieves/thief loaves/loaf calves/calf data/datum
+        criteria/criterion phenomena/phenomenon indices/index matrices/matrix vertices/vertex analyses/analysis
+        crises/crisis theses/thesis cacti/cactus fungi/fungus buses/bus gases/gas lenses/lens viruses/virus
+        statuses/status
+    """)
+)
 NUMBER_WORDS = {
     **{word: str(i) for i, word in enumerate(_list("zero one two three four five six seven eight nine ten"))},
     **{word: str(i) for i, word in enumerate(_list("eleven twelve thirteen fourteen fifteen"), 11)},
@@ -123,9 +133,6 @@ PAST = _set("was were")
 PRESENT = _set("is are am")
 OBLIGATION = _set("must should shall ought need")
 ABILITY = _set("can could may might")
-# Words that give the word after them a role of its own: "from km to miles", "is A older than B", "before lunch".
-ROLES = _set("from to into than before after by over under against versus vs beat beats defeat defeats minus")
-
 FUNCTION_WORDS = _set("""a an the this that these those there here it its itself one ones some any such same other
     i me my mine myself we us our ours you your yours yourself he him his she her hers they them their theirs
     am is are was were be been being do does did done doing have has had having will would shall should can could
@@ -134,6 +141,8 @@ FUNCTION_WORDS = _set("""a an the this that these those there here it its itself
     during     and or but if so then because while when where why who whom whose which what how whether not no
     please kindly thanks thank hi hello hey want wants like wish know tell say show explain give help ask
     just also too very really actually exactly really quite only even still yet already now again ever
+    before after during until till since above below within inside outside between beneath underneath toward towards
+    beyond among amongst beside behind across amid throughout whilst prior per versus vs
     'm 're 've 'll 'd 's t s d ll ve re m seems seem looks look""")
 # Words of category: "the capital", "the capital city", "which city is the capital". Ignored on one side alone.
 LIGHT = _set("city place name person thing way word term type kind sort step steps process")
@@ -171,8 +180,9 @@ def without_courtesy(spoken: tuple[str, ...]) -> tuple[str, ...]:
     sentence = _COURTESY_END.sub("", _COURTESY.sub("", " ".join(spoken)))
     core = _GENERIC_YOU.sub(r"\1 \2 i", sentence).split() or list(spoken)
     for i in range(1, len(core) - 1):
-        if core[i] in ("and", "or") and core[i - 1] > core[i + 1]:
-            core[i - 1], core[i + 1] = core[i + 1], core[i - 1]
+        right = i + 2 if core[i + 1] in ("a", "an", "the") and i + 2 < len(core) else i + 1
+        if core[i] in ("and", "or") and core[i - 1] > core[right]:
+            core[i - 1], core[right] = core[right], core[i - 1]
     return tuple(core)
 
 
@@ -243,22 +253,15 @@ def modality_of(spoken: tuple[str, ...]) -> str | None:
     return "possibility" if opening and opening[0] in ABILITY else None
 
 
-def roles_of(spoken: tuple[str, ...]) -> dict[str, str]:
-    """For each role word, negations counted as one, the stem of the first content word that follows it closely."""
-    roles: dict[str, str] = {}
-    for i, word in enumerate(spoken):
-        if word in NEGATIONS:
-            word = "not"
-        if word in ROLES or word == "not":
-            following = [other for other in spoken[i + 1 : i + 4] if other not in FUNCTION_WORDS]
-            if following:
-                roles[word] = stem(following[0])
-    return roles
+def speakers_of(spoken: tuple[str, ...]) -> tuple[str, ...]:
+    """Whom the pronouns name, in order of first mention: "can I call you" is not "can you call me"."""
+    return tuple(dict.fromkeys(PERSONS[word] for word in spoken if word in PERSONS))
 
 
 @lru_cache(maxsize=16_384)
 def stem(word: str) -> str:
     """A word without its commonest English endings. Rough on purpose: used to compare, never to show."""
+    word = _IRREGULAR_PLURALS.get(word, word)
     if len(word) > 4 and word.endswith("ies"):
         return word[:-3] + "y"
     if len(word) > 4 and word.endswith(("sses", "shes", "ches", "xes", "zes")):
@@ -279,6 +282,8 @@ def _without_e(word: str) -> str:
         return word[:-3] + "y"
     if len(word) > 3 and word.endswith("i"):
         return word[:-1] + "y"
+    if len(word) > 4 and word.endswith("ie"):
+        return word[:-2] + "y"  # "movie", whose plural reads like that of "city"
     return word[:-1] if len(word) > 3 and word.endswith("e") else word
 
 

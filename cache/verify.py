@@ -6,19 +6,21 @@ similarity reaches the threshold. Texts with the same content words may lie half
 differs is wording ("Could you tell me ..."); texts where a content word was replaced by another, half as far only.
 `bench/cache.py` measures the rule.
 
-The word lists are English: `eligibility.check` keeps texts of other languages to the exact cache.
+The word lists are English, and Chinese in `chinese.py`: `eligibility.check` keeps texts of other languages to the exact
+cache.
 """
 
 from __future__ import annotations
 
 import re
 from functools import lru_cache
-from itertools import combinations
 from typing import Literal
 
 import msgspec
 
-from cache import lexicon
+from cache import chinese, lexicon
+from cache.order import Order, swapped
+from cache.relations import conflict, relations_of
 from cache.text import words
 from cache.writing import case_differs
 
@@ -47,7 +49,8 @@ class Features(msgspec.Struct, frozen=True):
     persons: frozenset[str]
     tense: str | None
     modality: str | None
-    roles: dict[str, str]
+    speakers: tuple[str, ...]
+    order: Order
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -94,6 +97,10 @@ def compare_content(a: str, b: str) -> Literal["same", "added", "replaced"]:
 
 def objection(a: str, b: str) -> str | None:
     """The first guard that objects to the pair, or None. Symmetric in its arguments."""
+    if chinese.is_chinese(a) or chinese.is_chinese(b):
+        reason = chinese.objection(a, b)
+        if reason is not None:
+            return reason
     first, second = features(a), features(b)
     if first.numbers != second.numbers:
         return "numbers"
@@ -107,32 +114,35 @@ def objection(a: str, b: str) -> str | None:
         return "negation"
     if _opposites(first.words - second.words, second.words - first.words):
         return "antonym"
+    if conflict(first.order.relations, second.order.relations):
+        return "relation"
     if not (_mentions(first.entities, second) and _mentions(second.entities, first)):
         return "entity"
     if first.question and second.question and first.question != second.question:
         return "question"
     if first.persons - second.persons and second.persons - first.persons:
         return "person"
+    if first.persons == second.persons and first.speakers != second.speakers:
+        return "person"
     if {first.tense, second.tense} in _CLASHING_TENSES:
         return "tense"
     if first.modality and second.modality and first.modality != second.modality:
         return "modality"
-    if _roles_swapped(first, second) or _reordered(first.entities, second.entities) or _sides_swapped(first, second):
-        return "order"
-    return None
+    return "order" if swapped(first.order, second.order) else None
 
 
 @lru_cache(maxsize=16_384)
 def features(text: str) -> Features:
     """Read the features of a text. Pure; remembered, because a cached question is compared many times."""
-    text = lexicon.without_tag(text)
+    text = lexicon.without_tag(chinese.without_chinese(text))
     spoken = lexicon.without_courtesy(words(text))
     tokens = frozenset(spoken)
     asked = lexicon.asked_unit(spoken)
+    content = _content(spoken)
     numbers = sorted(_number(word) for word in spoken if _HAS_DIGIT.search(word) or word in lexicon.NUMBER_WORDS)
     return Features(
         words=tokens,
-        content=_content(spoken),
+        content=content,
         numbers=tuple(numbers),
         units=frozenset(lexicon.UNITS[word] for word in tokens if word in lexicon.UNITS) - {asked},
         asked_unit=asked,
@@ -143,7 +153,8 @@ def features(text: str) -> Features:
         persons=frozenset(lexicon.PERSONS[word] for word in tokens if word in lexicon.PERSONS),
         tense=lexicon.tense_of(tokens),
         modality=lexicon.modality_of(spoken),
-        roles=lexicon.roles_of(spoken),
+        speakers=lexicon.speakers_of(spoken),
+        order=Order(spoken, content, relations_of(spoken)),
     )
 
 
@@ -196,28 +207,3 @@ def _opposites(only_first: frozenset[str], only_second: frozenset[str]) -> bool:
             if lexicon.opposite(word, other):
                 return True
     return False
-
-
-def _roles_swapped(first: Features, second: Features) -> bool:
-    """Whether the same role ("to ...", "than ...") is played by different words which both texts hold."""
-    for role, word in first.roles.items():
-        other = second.roles.get(role, word)
-        if other != word and word in second.content and other in first.content:
-            return True
-    return False
-
-
-def _reordered(first: tuple[str, ...], second: tuple[str, ...]) -> bool:
-    """Whether the names that both texts hold stand in another order."""
-    return [name for name in first if name in second] != [name for name in second if name in first]
-
-
-def _sides_swapped(first: Features, second: Features) -> bool:
-    """Whether two content words changed sides of a third ("the cat chases the dog"), a change of voice aside."""
-    shared = set(first.content) & set(second.content)
-    one = [word for word in dict.fromkeys(first.content) if word in shared]
-    other = {word: i for i, word in enumerate(w for w in dict.fromkeys(second.content) if w in shared)}
-    places = [other[word] for word in one]
-    swapped = any(a > b > c for a, b, c in combinations(places, 3)) if len(places) <= 32 else places != sorted(places)
-    passive = ("by" in first.roles) != ("by" in second.roles)
-    return swapped != passive if passive and len(places) >= 3 else swapped

@@ -56,7 +56,7 @@ def folded_form(text: str) -> str | None:
 
     A question mark stays where it alone makes the question: "You are safe?" is not "You are safe.".
     """
-    text = _SPACES.sub(" ", normal_form(text.lower()))
+    text = _SPACES.sub(" ", normal_form(text.lower())).strip(" ")
     if any(not character.isprintable() for character in text):
         return None
     mark = _FINAL_MARK.search(text)

@@ -157,10 +157,29 @@ def test_a_system_prompt_is_no_earlier_turn() -> None:
     assert decide(payload).mode == "semantic"
 
 
-def test_an_embedder_of_more_scripts_allows_more() -> None:
-    payload = ask("法国的首都是哪里")
-    found = check(payload, mode="semantic", allow_temperature=0, scripts_covered=frozenset({"latin", "han"}))
-    assert found.mode == "semantic"
+EVERY_SCRIPT = frozenset({"latin", "han", "hiragana", "katakana", "hangul", "cyrillic", "thai"})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("法国的首都是哪里", Eligibility("semantic")),
+        ("在法国的哪一个城市里，人们可以找到那座塔，它有多高？", Eligibility("semantic")),
+        ("怎么在手机上安装 VPN？", Eligibility("semantic")),
+        ("フランスの首都はどこですか", Eligibility("exact", "language_not_covered")),
+        ("เมืองหลวงของฝรั่งเศส", Eligibility("exact", "language_not_covered")),
+        ("Столица Франции", Eligibility("exact", "language_not_covered")),
+        ("把这句话翻译成英文", Eligibility("exact", "depends_on_wording")),
+        ("“你好”是什么意思", Eligibility("exact", "depends_on_wording")),
+        ("今天北京的天气怎么样", Eligibility("off", "time_bound")),
+        ("美元的汇率是多少", Eligibility("off", "time_bound")),
+        ("我的余额是多少", Eligibility("off", "personal")),
+    ],
+)
+def test_an_embedder_of_more_scripts_allows_chinese_for_which_there_are_guards(
+    text: str, expected: Eligibility
+) -> None:
+    assert check(ask(text), mode="semantic", allow_temperature=0, scripts_covered=EVERY_SCRIPT) == expected
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,193 @@
+"""Guards for Chinese: what differs between two texts that share most of their characters.
+
+Written without spaces, Chinese has no words to compare, so characters are: those that only one text holds, and the
+order of those that both hold. Like the English guards, each finds one class of difference; `verify.objection` asks
+these where a text holds Chinese characters, and the English ones about the rest of it. Traditional characters are read
+as simplified ones, as far as the lists below need it.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from functools import lru_cache
+from itertools import combinations, pairwise
+
+import msgspec
+
+
+def _list(listing: str) -> list[str]:
+    return listing.split()
+
+
+_HAN = re.compile(r"[\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
+_KANA = re.compile(r"[\u3041-\u30ff]")
+_SIMPLIFIED = str.maketrans(
+    "開關進從後時內來無沒過於東遠長舊壞熱買賣還發減輸贏勝負遲緊鬆輕寬貴賤異間個們誰麼裡裏嗎還會應該請問與離陸"
+    "載導裝釋勞強繁簡輸劣優錯對實虛滿",
+    "开关进从后时内来无没过于东远长旧坏热买卖还发减输赢胜负迟紧松轻宽贵贱异间个们谁么里里吗还会应该请问与离陆"
+    "载导装释劳强繁简输劣优错对实虚满",
+)
+_FRAME = re.compile(
+    r"^(?:(?:你好|您好|请问|请|麻烦|劳驾|我想知道|我想问|想问一下|想问|能不能|可以|能)*(?:告诉我|帮我|说说|解释)?(?:一下)?)(?=.{2})|"
+    r"谢谢[你您]?$"
+)
+# Each pair of characters says the opposite where one text holds the first and the other, in its place, the second.
+_OPPOSITES = frozenset(
+    frozenset(pair)
+    for pair in _list("""
+    开关 开闭 进出 入出 入取 存取 来去 往来 上下 前后 内外 里外 大小 高低 高矮 长短
+    多少 左右 东西 南北 快慢 早晚 迟早 新旧 好坏 好差 冷热 冷暖 买卖 借还 收发 加减
+    增减 升降 输赢 胜负 胜败 生死 男女 正负 优劣 强弱 轻重 宽窄 厚薄 深浅 贵贱 松紧
+    真假 对错 远近 胖瘦 粗细 干湿 明暗 黑白 难易 公私 攻守 得失 始终 首末 首尾 先后
+    昼夜 日夜 父母 爸妈 儿女 夫妻 兄弟 哥弟 姐妹 爱恨 笑哭 推拉 装卸 锁解 加删 增删
+    留删 问答 教学 奖罚 盈亏 满空 甜苦 软硬 虚实 繁简 有无
+    """)
+)
+_OPPOSITE_WORDS = [
+    pair.split("/")
+    for pair in _list("""
+    登录/登出 登录/注销 登陆/登出 允许/禁止 允许/拒绝 接受/拒绝 同意/拒绝 同意/反对 支持/反对 批准/拒绝
+    启用/禁用 激活/停用 激活/取消 订阅/取消 订阅/退订 加入/退出 连接/断开 加密/解密 压缩/解压 创建/删除
+    添加/删除 添加/移除 增加/删除 显示/隐藏 成功/失败 通过/失败 安全/危险 增加/减少 提高/降低 上升/下跌
+    便宜/昂贵 简单/困难 容易/困难 优点/缺点 优势/劣势 好处/坏处 利/弊 开始/结束 出发/到达 起飞/降落
+    白天/晚上 今天/明天 今天/昨天 公开/私密 主要/次要 租客/房东 买家/卖家 合法/非法 包括/除外 手动/自动
+    主动/被动 赚钱/亏钱
+    """)
+]
+_RELATIONS = {
+    "source": r"从(?![事来不])|来自|寄自|源自|出自|离开|发自",
+    "goal": r"(?<![收找看得遇达做买提感受想直])到(?!底|达|处)|前往|[寄发开飞送]往|(?<![一方意偏导倾])向(?!来|上|下)|去",
+    "before": r"之前|以前|(?<![目当提])前(?![面台任往提])",
+    "after": r"之后|以后|(?<![最然售落])后(?![面台果悔])",
+    "during": r"期间|时候|(?<![小临及同有准随])时(?!间|候|差|代|尚)|过程中|随(?![便时后机])",
+    "above": r"以上|(?<!不)超过|(?<!不)[高多大]于",
+    "below": r"以下|以内|(?<!不)[低少小]于|不足|不到",
+    "at least": r"至少|最少|起码|不少于|不低于|不小于",
+    "at most": r"至多|最多|不超过|不高于|不多于|不大于",
+}
+_KINDS = {kind: re.compile(pattern) for kind, pattern in _RELATIONS.items()}
+_EXCLUDE = [
+    {"source", "goal"},
+    *map(set, combinations(("before", "after", "during"), 2)),
+    *map(set, combinations(("above", "below", "at least", "at most"), 2)),
+]
+_ASKED_FOR = [
+    ("why", r"为什么|为何|为啥|怎么会"),
+    ("when", r"什么时候|何时|几点|哪天|哪年|几号"),
+    ("how long", r"多久|多长时间"),
+    ("where", r"哪里|哪儿|何处|什么地方"),
+    ("how many", r"多少|几(?=[^乎点号何])"),
+    ("who", r"谁|什么人"),
+    ("how", r"怎么|如何|怎样|怎么样"),
+]
+_NOT_NEGATED = re.compile(
+    r"(.)[不没]\1|是否|能否|可否|有否|不过|不同|不仅|不但|不管|不论|对不起|非常|除非|无论|未来|未婚夫|别人|特别|区别|级别|分别|类别|性别|"
+    r"识别|否则|差不多|不得不|了不起|非洲|告别"
+)
+_NEGATION = re.compile(r"[不没无非未别勿莫禁]")
+_NUMBER = re.compile(r"[零〇一二两三四五六七八九十百千万亿半]+")
+_DIGITS = {numeral: str(value) for value, numeral in enumerate("零一二三四五六七八九十")} | {"两": "2", "〇": "0"}
+# Small words that may stand anywhere; what joins two equals among them.
+_LOOSE = re.compile(
+    r"请问|为什么|什么时候|什么|怎么样|怎么办|怎么|如何|怎样|哪里|哪儿|哪个|哪些|多少|多久|是不是|有没有|能不能|可不可以|是否|能否|或者|还是|以及|"
+    r"可以|需要|应该|能够|一个|[的了吗呢吧啊呀么哪谁几是在要能会可个和与跟或及一这那就都也才]"
+)
+_MOST_CHARACTERS = 48
+
+
+class _Features(msgspec.Struct, frozen=True):
+    characters: Counter[str]
+    text: str
+    numbers: tuple[str, ...]
+    negations: int
+    relations: Counter[str]
+    asked_for: str | None
+    order: str
+    voice: str | None
+
+
+def is_chinese(text: str) -> bool:
+    """Whether a text is written in Chinese characters, and in no Japanese ones."""
+    return bool(_HAN.search(text)) and not _KANA.search(text)
+
+
+def without_chinese(text: str) -> str:
+    """The text with a blank for every Chinese character."""
+    return _HAN.sub(" ", text)
+
+
+def objection(a: str, b: str) -> str | None:
+    """The first guard that objects to the pair, or None. Symmetric in its arguments."""
+    first, second = _features(a), _features(b)
+    if first.numbers != second.numbers:
+        return "numbers"
+    if first.negations != second.negations:
+        return "negation"
+    if _opposites(first, second):
+        return "antonym"
+    only_first, only_second = first.relations - second.relations, second.relations - first.relations
+    if any({kind, other} in _EXCLUDE for kind in only_first for other in only_second):
+        return "relation"
+    if first.asked_for and second.asked_for and first.asked_for != second.asked_for:
+        return "question"
+    if _turned(first.order, second.order) or _voice_turned(first, second) or _voice_turned(second, first):
+        return "order"
+    return None
+
+
+@lru_cache(maxsize=4096)
+def _features(text: str) -> _Features:
+    plain = unicodedata.normalize("NFKC", text).translate(_SIMPLIFIED).replace("将", "把")
+    plain = _FRAME.sub("", "".join(character for character in plain if character.isalnum()))
+    asserted = _NOT_NEGATED.sub("", plain)
+    return _Features(
+        characters=Counter(_HAN.findall(plain)),
+        text=plain,
+        numbers=tuple(sorted(_DIGITS.get(found, found) for found in _NUMBER.findall(plain) if found != "一")),
+        negations=len(_NEGATION.findall(asserted)),
+        relations=Counter(kind for kind, pattern in _KINDS.items() for _ in pattern.findall(plain)),
+        asked_for=next((kind for kind, pattern in _ASKED_FOR if re.search(pattern, plain)), None),
+        order="".join(_HAN.findall(_LOOSE.sub("", plain))),
+        voice="被" if "被" in plain else "把" if "把" in plain else None,
+    )
+
+
+def _opposites(first: _Features, second: _Features) -> bool:
+    only_first, only_second = first.characters - second.characters, second.characters - first.characters
+    if any(frozenset((one, other)) in _OPPOSITES for one in only_first for other in only_second):
+        return True
+    return any(
+        one in here.text and other in there.text and one not in there.text and other not in here.text
+        for one, other in _OPPOSITE_WORDS
+        for here, there in ((first, second), (second, first))
+    )
+
+
+def _turned(a: str, b: str) -> bool:
+    """Whether three characters, each once in both texts, stand the other way round: two things around a third."""
+    once = {character for character, count in Counter(a).items() if count == 1}
+    once &= {character for character, count in Counter(b).items() if count == 1}
+    place = {character: i for i, character in enumerate(character for character in b if character in once)}
+    places = [place[character] for character in a if character in once]
+    # Of characters that stay side by side, one stands for all.
+    kept = [places[0]] if places else []
+    kept += [following for before, following in pairwise(places) if following != before + 1]
+    if len(kept) > _MOST_CHARACTERS:
+        return kept != sorted(kept)
+    return any(x > y > z for x, y, z in combinations(kept, 3))
+
+
+def _voice_turned(marked: _Features, plain: _Features) -> bool:
+    """Whether only one text says "X 把 Y" or "X 被 Y", and the other has X and Y the wrong way round for that."""
+    if marked.voice is None or plain.voice == marked.voice:
+        return False
+    before, _, after = marked.order.partition(marked.voice)
+    wanted = "before" if marked.voice == "把" else "after"
+    for one in set(before) & set(plain.order) - set(after):
+        for other in set(after) & set(plain.order) - set(before):
+            found = "before" if plain.order.index(one) < plain.order.index(other) else "after"
+            if found != wanted:
+                return True
+    return False
