@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from backends.connection import Origin
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_NO_HEADER_VALUE = re.compile(r"[^\t\x20-\x7e\xa0-\xff]")
 _OUR_HEADERS = frozenset(
     ("host", "content-length", "transfer-encoding", "connection", "content-type", "accept-encoding", "x-request-id")
 )
@@ -24,8 +25,7 @@ class Endpoint:
         self.origin = Origin(base_url)
         own = {"user-agent": "tierline", **{name.lower(): value for name, value in (headers or {}).items()}}
         for name in own:
-            if name in _OUR_HEADERS:
-                raise ValueError(f"the header {name!r} is set by the gateway itself and cannot be configured")
+            header_name(name)
         self._head = f" HTTP/1.1\r\nhost: {self.origin.authority}\r\naccept-encoding: identity\r\n".encode()
         self._head += _header_lines(own)
 
@@ -52,12 +52,37 @@ class Endpoint:
         return b"GET " + path.encode() + self._head + b"\r\n"
 
 
+def header_name(name: str) -> str:
+    """The name of a header that may be configured.
+
+    Raises:
+        ValueError: it is no header name, or one that the gateway sets itself.
+    """
+    if not _HEADER_NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is not a header name")
+    if name.lower() in _OUR_HEADERS:
+        raise ValueError(f"the header {name!r} is set by the gateway itself and cannot be configured")
+    return name
+
+
+def header_value(value: str) -> str:
+    """The value of a header.
+
+    Raises:
+        ValueError: it holds control characters, or some that HTTP cannot carry.
+    """
+    if _NO_HEADER_VALUE.search(value):
+        raise ValueError("the value of a header holds no line break, control character or character beyond Latin-1")
+    return value
+
+
 def _header_lines(headers: Mapping[str, str]) -> bytes:
     lines = ""
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name):
             raise ValueError(f"{name!r} is not a header name")
-        if "\r" in value or "\n" in value or "\0" in value:
-            raise ValueError(f"the value of header {name!r} holds a line break or a null character")
-        lines += f"{name}: {value}\r\n"
+        try:
+            lines += f"{name}: {header_value(value)}\r\n"
+        except ValueError as error:
+            raise ValueError(f"header {name!r}: {error}") from None
     return lines.encode("latin-1")

@@ -9,12 +9,23 @@ from __future__ import annotations
 import json
 import re
 from decimal import Decimal
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 TierName = Literal["small", "medium", "large", "xlarge"]
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+
+
+def _one_line(value: str) -> str:
+    if not value.isprintable() or value != value.strip():
+        raise ValueError("it must be one line of printable characters, without blanks around it")
+    return value
+
+
+# For text that appears in headers, in the log and in tables; in an annotation it stands after the bounds of the length.
+ONE_LINE: Final = AfterValidator(_one_line)
+RouteName = Annotated[str, Field(min_length=1, max_length=100), ONE_LINE]
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION = re.compile(r"^([1-9][0-9]*)(s|m|h|d|w)$")
@@ -88,7 +99,7 @@ class OnAbort(Strict):
 class Route(Strict):
     """One rule. The first whose `when` is true decides; a rule without `when` always matches."""
 
-    name: str | None = Field(None, min_length=1, max_length=100, description="Shown in explanations and in the log.")
+    name: RouteName | None = Field(None, description="Shown in explanations and in the log.")
     when: str | None = Field(None, min_length=1, description="CEL expression that must be true.")
     tier: Literal["small", "medium", "large", "xlarge", "auto"] | None = Field(
         None, description="Tier to use; 'auto': the smallest tier that is good enough for the request."
@@ -165,7 +176,7 @@ class PolicyDocument(Strict):
 
     version: Literal[1] = Field(description="Version of this format.")
     name: Name = Field(description="Unique name; appears in headers, log and ledger.")
-    owner: str = Field(min_length=1, description="Who answers for it: a team or a person.")
+    owner: Annotated[str, Field(min_length=1), ONE_LINE] = Field(description="Who answers for it: a team or a person.")
     description: str | None = None
     applies_to: AppliesTo = AppliesTo()
     routes: tuple[Route, ...] = Field((), description="Rules from top to bottom; the first match decides.")

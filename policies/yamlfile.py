@@ -177,6 +177,8 @@ def _existing(document: Document, raw: Location) -> Location:
     path: list[str | int] = []
     data = document.data
     for i, part in enumerate(raw):
+        if part == "[key]":  # the key that was just added is at fault
+            break
         last = i == len(raw) - 1
         if isinstance(data, dict) and (part in data or last):
             path.append(part)

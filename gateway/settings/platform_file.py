@@ -14,7 +14,7 @@ from gateway.settings.limits import ConcurrencySettings, LimitSettings
 from gateway.settings.process import AdminSettings, ServerSettings, TelemetrySettings
 from gateway.settings.serving import BackendSettings, EngineSettings, FailoverSettings, ModelSettings
 from gateway.settings.storage import CacheSettings, IdempotencySettings, ResponsesSettings, StorageSettings
-from gateway.settings.strict import Strict
+from gateway.settings.strict import BackendName, EngineName, ModelName, Strict
 from policies import yamlfile
 from policies.yamlfile import Document, InvalidFile
 from tiers import TIERS
@@ -27,9 +27,9 @@ class Settings(Strict):
     server: ServerSettings = ServerSettings()
     storage: StorageSettings = StorageSettings()
     policies_dir: Path = Path("policies")
-    models: dict[str, ModelSettings] = Field({})
-    backends: dict[str, BackendSettings] = Field({})
-    engines: dict[str, EngineSettings] = Field({})
+    models: dict[ModelName, ModelSettings] = Field({})
+    backends: dict[BackendName, BackendSettings] = Field({})
+    engines: dict[EngineName, EngineSettings] = Field({})
     failover: FailoverSettings = FailoverSettings()
     cache: CacheSettings = CacheSettings()
     idempotency: IdempotencySettings = IdempotencySettings()

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, model_validator
 
 from backends.protocol import OutputLimitField
-from gateway.settings.strict import Strict
+from gateway.settings.strict import BackendName, BaseUrl, HeaderName, HeaderValue, ModelName, PriceVersion, Strict
 
 TierName = Literal["small", "medium", "large", "xlarge"]
 Capability = Literal["tools", "vision", "json_schema", "logprobs", "reasoning", "prefill", "audio"]
@@ -19,7 +19,7 @@ Capability = Literal["tools", "vision", "json_schema", "logprobs", "reasoning", 
 class Price(Strict):
     """What a model costs, in US dollars per million tokens, with the name of its version for the ledger."""
 
-    version: str = Field("local-1", min_length=1, max_length=64)
+    version: PriceVersion = "local-1"
     input_usd_per_million: Decimal = Field(ge=0)
     output_usd_per_million: Decimal = Field(ge=0)
     cached_input_usd_per_million: Decimal | None = Field(None, ge=0, description="Default: the input price.")
@@ -30,8 +30,8 @@ class ModelSettings(Strict):
 
     kind: Literal["chat", "embedding", "rerank"] = "chat"
     tier: TierName | None = Field(None, description="Of a chat model; the others have none.")
-    backend: str
-    upstream_model: str | None = Field(None, description="The backend's name of the model; default: the same.")
+    backend: BackendName
+    upstream_model: ModelName | None = Field(None, description="The backend's name of the model; default: the same.")
     parameters_billion: float | None = Field(None, gt=0)
     context_length: int = Field(8192, ge=128)
     max_output_tokens: int | None = Field(None, ge=1)
@@ -75,13 +75,13 @@ class BackendSettings(Strict):
 
     engine: str | None = None
     embedder: bool = Field(False, description="The cache process's embedding model; needs cache.embeddings_port.")
-    base_urls: tuple[str, ...] = ()
+    base_urls: tuple[BaseUrl, ...] = ()
     dialect: Literal["openai", "anthropic"] = Field("openai", description="The API that the servers speak.")
     output_limit_field: OutputLimitField | None = Field(
         None, description="What they call the most tokens of a chat answer; default: what the client calls it."
     )
     api_key_env: str | None = Field(None, description="Environment variable that holds the backend's API key.")
-    headers: dict[str, str] = Field({})
+    headers: dict[HeaderName, HeaderValue] = Field({})
     max_outstanding: int = Field(256, ge=1, description="Requests at once per replica.")
     max_queued: int = Field(256, ge=0, description="Requests that may wait for a replica when all are busy.")
     queue_timeout_s: float = Field(10.0, gt=0, description="How long one of them waits.")
@@ -98,9 +98,8 @@ class BackendSettings(Strict):
             raise ValueError("the bundled engine and embedder speak the dialect openai")
         if self.output_limit_field and (self.dialect != "openai" or self.embedder):
             raise ValueError("only servers of the dialect openai that chat have an 'output_limit_field'")
-        for url in self.base_urls:
-            if not url.startswith(("http://", "https://")):
-                raise ValueError(f"a base URL starts with http:// or https://, got {url!r}")
+        if len({name.lower() for name in self.headers}) < len(self.headers):
+            raise ValueError("'headers' has a name twice: upper and lower case are the same")
         return self
 
     @functools.cached_property

@@ -91,6 +91,58 @@ def test_faults_are_refused_with_their_line(
     assert str(problem).startswith(f"{tmp_path}/tierline.yaml:{line}:")
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "where", "message"),
+    [
+        ("  tiny:\n    tier", '  "ti\\r\\nny":\n    tier', (3, 3), "'\\r' cannot stand in a text"),
+        ("  tiny:\n    tier", '  "ti\\nny":\n    tier', (3, 3), "one line of printable characters"),
+        ("  tiny:\n    tier", '  " tiny":\n    tier', (3, 3), "without blanks around it"),
+        ("  tiny:\n    tier", f"  {'t' * 300}:\n    tier", (3, 3), "at most 256 characters"),
+        ("  tiny:\n    tier", '  "":\n    tier', (3, 3), "at least 1 character"),
+        ("tier: small", 'tier: small\n    upstream_model: "a\\nb"', (5, 5), "one line of printable characters"),
+        ("  local:", '  "lo\\ncal":', (7, 3), "one line of printable characters"),
+        ("  tiny: {model", "  ../tiny: {model", (9, 3), "should match pattern"),
+        ("{engine: tiny}", "{base_urls: ['http://a b']}", (7, 23), "a base URL is ASCII without blanks"),
+        ("{engine: tiny}", "{base_urls: ['http://é']}", (7, 23), "a base URL is ASCII without blanks"),
+        ("{engine: tiny}", "{base_urls: ['http://']}", (7, 23), "a base URL looks like"),
+        ("{engine: tiny}", "{base_urls: ['http://a:99999']}", (7, 23), "Port out of range"),
+        ("{engine: tiny}", "{base_urls: ['http://a?b=c']}", (7, 23), "a base URL has no query"),
+        (
+            "{engine: tiny}",
+            '{base_urls: ["http://a"], headers: {x-a: "b\\r\\nc: d"}}',
+            (7, 51),
+            "cannot stand in a text",
+        ),
+        ("{engine: tiny}", '{base_urls: ["http://a"], headers: {x-a: "b\\nc: d"}}', (7, 46), "no line break"),
+        ("{engine: tiny}", '{base_urls: ["http://a"], headers: {x-a: "…"}}', (7, 46), "beyond Latin-1"),
+        ("{engine: tiny}", '{base_urls: ["http://a"], headers: {"x a": b}}', (7, 46), "'x a' is not a header name"),
+        ("{engine: tiny}", '{base_urls: ["http://a"], headers: {Host: b}}', (7, 46), "is set by the gateway itself"),
+        ("{engine: tiny}", '{base_urls: ["http://a"], headers: {x-a: b, X-A: c}}', (7, 3), "a name twice"),
+        ("{engine: tiny}", f'{{base_urls: ["http://a"], headers: {{x: {"b" * 5000}}}}}', (7, 46), "at most 4096"),
+        ("version: 1", "version: 1\nhold_ttl_seconds: .inf", (2, 1), "finite number"),
+        ("version: 1", "version: 1\nhold_ttl_seconds: !!float x", (2, 19), "'x' is no float"),
+    ],
+)
+def test_what_is_sent_and_logged_is_checked_where_it_stands(
+    tmp_path: Path, old: str, new: str, where: tuple[int, int], message: str
+) -> None:
+    assert old in GOOD
+    with pytest.raises(InvalidFile) as caught:
+        load(tmp_path, GOOD.replace(old, new, 1))
+    problem = caught.value.problems[0]
+    assert message in problem.message
+    assert (problem.line, problem.column) == where
+    assert str(problem).splitlines() == [str(problem)]
+
+
+def test_names_and_headers_that_people_use_are_taken(tmp_path: Path) -> None:
+    names = ("meta-llama/Llama-3.1-8B-Instruct", "qwen3:8b", "Größe 1", "gpt-4o@eu")
+    models = "".join(f'  "{name}": {{tier: small, backend: "a/b c"}}\n' for name in names)
+    backend = '  "a/b c": {base_urls: ["https://h:8000/v1"], headers: {X-Org: "Müller & Söhne, a\tb"}}\n'
+    loaded = load(tmp_path, f"version: 1\nmodels:\n{models}backends:\n{backend}")
+    assert tuple(loaded.models) == names
+
+
 def test_a_missing_file_says_so(tmp_path: Path) -> None:
     with pytest.raises(InvalidFile, match="cannot be read"):
         settings.load(tmp_path / "nowhere.yaml")
