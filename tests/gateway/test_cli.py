@@ -1,10 +1,8 @@
-"""The command line: help, exit codes, what is loaded when, and what `tierline up` refuses before it starts anything."""
+"""The command line: help, exit codes, what is loaded when, and what `tierline doctor` finds."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -18,17 +16,7 @@ from typer.testing import CliRunner
 
 import gateway.ledger
 from gateway.cli.main import COMMANDS, build
-from gateway.lock import FileLock
-from gateway.processes import (
-    CannotStart,
-    available_cores,
-    check_ports,
-    default_threads,
-    listening_url,
-    process_specs,
-    served_name,
-)
-from gateway.settings import load
+from tests.gateway.commands import configuration, console_script, tierline
 
 CONTRACT = {
     "up": [],
@@ -45,42 +33,6 @@ CONTRACT = {
     "tiers": ["evaluate"],
     "admin": ["audit", "keys create", "keys list", "keys rotate", "keys revoke"],
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Done:
-    """How a command ended and what it said."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def tierline(*arguments: str) -> Done:
-    """Run a command in this process, as the console script does."""
-    word = next((argument for argument in arguments if not argument.startswith("-")), "")
-    result = CliRunner().invoke(build(word), arguments, env={"COLUMNS": "160"}, prog_name="tierline")
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return Done(result.exit_code, result.stdout, result.stderr)
-
-
-def console_script(*arguments: str, cwd: Path | None = None) -> Done:
-    """Run a command in a process of its own: what becomes another program needs one."""
-    command = [sys.executable, "-m", "gateway.cli", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=cwd)
-    return Done(done.returncode, done.stdout, done.stderr)
-
-
-def configuration(folder: Path, *, port: int = 8080, engine: str = "", extra: str = "") -> Path:
-    """A `tierline.yaml` in `folder`; `engine` is the YAML of one engine named e."""
-    path = folder / "tierline.yaml"
-    models = "models:\n  m: {tier: small, backend: b}\nbackends:\n  b: {engine: e}\n" if engine else ""
-    engines = f"engines:\n  e: {engine}\n" if engine else ""
-    (folder / "policies").mkdir(exist_ok=True)
-    (folder / "policies/default.yaml").write_text("version: 1\nname: default\nowner: me\nroutes: [{tier: small}]\n")
-    path.write_text(f"version: 1\nserver: {{port: {port}}}\nstorage: {{data_dir: data}}\n{models}{engines}{extra}")
-    return path
 
 
 # --- help, exit codes, laziness ---
@@ -222,135 +174,6 @@ with _lines("m") as progress:
     lines = done.stderr.splitlines()
     assert len(lines) == 11
     assert lines[-1] == "pulling m: 100.0 MB of 100.0 MB"
-
-
-# --- up: what is refused before anything starts ---
-
-
-def test_a_port_in_use_is_named_with_its_key_and_its_holder(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        done = tierline("up", "--config", str(configuration(tmp_path, port=port)))
-    assert done.returncode == 1
-    assert f"port {port} on 127.0.0.1 (server.port) cannot be used" in done.stderr
-    assert f"process {os.getpid()}" in done.stderr
-    assert not (tmp_path / "data/log").exists(), "nothing was started"
-
-
-def test_an_engines_port_is_checked_too_and_port_0_is_refused(tmp_path: Path, free_port: int) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        settings = load(configuration(tmp_path, port=free_port, engine=f"{{model: m, port: {port}}}"))
-        with pytest.raises(CannotStart, match=r"engines\.e\.port"):
-            check_ports(settings)
-    check_ports(settings)
-    with pytest.raises(CannotStart, match=r"engines\.e\.port is 0"):
-        check_ports(load(configuration(tmp_path, port=free_port, engine="{model: m, port: 0}")))
-
-
-def test_the_port_of_the_admin_api_is_checked_where_it_has_one(tmp_path: Path, free_port: int) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        admin = f"listen: '127.0.0.1:{taken.getsockname()[1]}'"
-        with pytest.raises(CannotStart, match=r"admin\.listen"):
-            check_ports(load(configuration(tmp_path, port=free_port, extra=f"admin: {{{admin}}}\n")))
-        check_ports(load(configuration(tmp_path, port=free_port, extra=f"admin: {{{admin}, enabled: false}}\n")))
-
-
-def test_a_second_start_on_the_same_data_is_refused(tmp_path: Path, free_port: int) -> None:
-    config = configuration(tmp_path, port=free_port)
-    with FileLock(tmp_path / "data/run/up.lock", note="process 4711, http://127.0.0.1:1"):
-        done = tierline("up", "--config", str(config))
-    assert done.returncode == 1
-    assert "already running" in done.stderr
-    assert "process 4711, http://127.0.0.1:1" in done.stderr
-
-
-def test_a_missing_model_file_is_named(tmp_path: Path, free_port: int) -> None:
-    done = tierline("up", "--config", str(configuration(tmp_path, port=free_port, engine="{model: none.gguf}")))
-    assert done.returncode == 1
-    assert "'none.gguf' is neither a model" in done.stderr
-
-
-def test_prepare_only_makes_the_first_key_once_and_private(tmp_path: Path, free_port: int) -> None:
-    config = configuration(tmp_path, port=free_port)
-    for _ in range(2):
-        done = tierline("up", "--prepare-only", "--config", str(config))
-        assert done.returncode == 0, done.stderr
-    key_file = tmp_path / "data/first-key"
-    assert key_file.stat().st_mode & 0o777 == 0o600
-    assert key_file.read_text().startswith("tl-")
-    keys = json.loads(tierline("keys", "list", "--json", "--config", str(config)).stdout)
-    assert len(keys["keys"] if isinstance(keys, dict) else keys) == 1
-    assert key_file.read_text().strip() not in done.stderr + done.stdout
-
-
-def test_the_command_lines_say_what_the_file_says(tmp_path: Path) -> None:
-    engine = "{model: w.gguf, port: 9101, threads: 3, kv_cache_bytes: 1048576, precision: float32}"
-    config = configuration(tmp_path, port=9100, engine=engine, extra="cache: {threads: 2, max_wait_ms: 1.5}\n")
-    settings = load(config)
-    specs = {spec.name: spec for spec in process_specs(settings, config, {"e": tmp_path / "w.gguf"})}
-    line = " ".join(specs["engine-e"].argv)
-    for part in ("-m engine", "--served-name m", "--port 9101", "--threads 3", "--kv-cache-bytes 1048576",
-                 "--precision float32", f"--model {tmp_path}/w.gguf", f"--data-dir {tmp_path}/data"):  # fmt: skip
-        assert part in line
-    assert "--max-model-len" not in line, "what the file does not set, the engine decides"
-    line = " ".join(specs["cache"].argv)
-    for part in ("-m cache", f"--socket {tmp_path}/data/run/cache.sock", "--threads 2", "--max-wait-ms 1.5"):
-        assert part in line
-    assert specs["gateway"].argv[1:] == ("-m", "gateway", "--config", str(config))
-    assert specs["gateway"].stage > specs["cache"].stage == specs["engine-e"].stage
-    assert specs["gateway"].stop_timeout_s > settings.server.drain_seconds
-
-
-def test_without_cache_and_engines_only_the_gateway_runs(tmp_path: Path) -> None:
-    config = configuration(tmp_path, engine="{model: m, autostart: false}", extra="cache: {enabled: false}\n")
-    assert [spec.name for spec in process_specs(load(config), config, {})] == ["gateway"]
-
-
-def test_an_engine_has_one_name(tmp_path: Path) -> None:
-    config = configuration(tmp_path, engine="{model: w.gguf}")
-    text = config.read_text().replace(
-        "  m: {tier: small, backend: b}", "  m: {tier: small, backend: b}\n  n: {tier: large, backend: b}"
-    )
-    config.write_text(text)
-    with pytest.raises(CannotStart, match=r"several names \(m, n\)"):
-        served_name(load(config), "e")
-    config.write_text(text.replace("n: {tier: large,", "n: {tier: large, upstream_model: m,"))
-    assert served_name(load(config), "e") == "m"
-
-
-def test_a_data_folder_too_deep_for_a_socket_is_refused(tmp_path: Path) -> None:
-    config = configuration(tmp_path)
-    config.write_text(config.read_text().replace("data_dir: data", f"data_dir: {'d' * 100}"))
-    with pytest.raises(CannotStart, match="too long for a Unix socket"):
-        process_specs(load(config), config, {})
-
-
-@pytest.mark.parametrize("options", [["--prepare-only"], []])
-def test_a_plan_that_cannot_work_is_refused_before_anything_is_pulled(
-    tmp_path: Path, free_port: int, options: list[str]
-) -> None:
-    config = configuration(tmp_path, port=free_port, engine="{model: smollm2-135m}")
-    good = config.read_text()
-    deep = "d" * 100
-    two = "  m: {tier: small, backend: b}\n  n: {tier: large, backend: b}"
-    for text, words in (
-        (good.replace("data_dir: data", f"data_dir: {deep}"), "too long for a Unix socket"),
-        (good.replace("  m: {tier: small, backend: b}", two), "several names (m, n)"),
-    ):
-        config.write_text(text)
-        done = tierline("up", *options, "--config", str(config))
-        assert done.returncode == 1
-        assert words in done.stderr
-        assert not (tmp_path / "data").exists()
-        assert not (tmp_path / deep).exists()
-
-
-def test_threads_and_addresses() -> None:
-    assert [default_threads(cores) for cores in (1, 2, 4, 64)] == [1, 2, 3, 32]
-    assert 1 <= available_cores() <= (os.cpu_count() or 1)
-    assert listening_url("0.0.0.0", 80) == "http://127.0.0.1:80"
-    assert listening_url("::", 80) == "http://[::1]:80"
 
 
 # --- doctor ---

@@ -20,9 +20,9 @@ from gateway.access.levels import change_level
 from gateway.access.principal import Principal
 from tests.gateway.exact_upstream import HELD_INPUT, MESSAGES, OUTPUT, ExactWire, key, key_id, stop_the_clock
 from tests.gateway.front_door import PRICE, FrontDoor, configuration, eventually, front_door
+from tests.gateway.redis_house import House
 from tests.gateway.several import Several, kill, several, until
 from tests.gateway.test_budgets import ask
-from tests.gateway.test_limits_redis import House
 
 
 @pytest_asyncio.fixture

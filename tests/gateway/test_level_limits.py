@@ -25,8 +25,8 @@ from gateway.access.counters_redis import Ids, RedisLimiter
 from gateway.access.limits import Admission, BudgetExhausted, Grant, LimitExceeded, Refused, Scope
 from gateway.ledger.rows import new_id
 from tests.gateway.limiters import NOVEMBER_29, AnyLimiter, Clock, new_channel
+from tests.gateway.redis_house import House
 from tests.gateway.several import until
-from tests.gateway.test_limits_redis import House
 
 ABOVE = {"key:a": ("project:p", "team:t", "organisation:o"), "key:b": ("project:q", "team:t", "organisation:o")}
 LEVELS = (*ABOVE, "project:p", "project:q", "team:t", "organisation:o")

@@ -6,8 +6,7 @@ What both limiters promise is tested in `test_limits.py`; here is what only a sh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -16,22 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.redis_server import RedisServer
-from gateway import doctor
 from gateway.access import counters_redis, counters_shared
-from gateway.access.counters_redis import Ids, RedisLimiter
-from gateway.access.counters_shared import SharedLimiter
-from gateway.access.limits import Admission, BudgetExhausted, Grant, LimitExceeded, Refused, Scope, Standing
-from gateway.access.redis_channel import Channel, RedisDown
+from gateway.access.counters_redis import RedisLimiter
+from gateway.access.limits import BudgetExhausted, Grant, LimitExceeded, Refused, Scope, Standing
 from gateway.ledger.rows import new_id
-from gateway.limiter import _request_id_of_now
-from gateway.settings import Settings, WhenRedisIsDown
-from tests.conftest import unused_port
-from tests.gateway.limiters import Clock, ask, new_channel, scope
+from tests.gateway.limiters import Clock, ask, scope
+from tests.gateway.redis_house import House, request, spend
 from tests.gateway.several import until
 
 pytestmark = pytest.mark.redis
-
-KEY = scope("a", budget_nanousd=1_000_000, parallel=100)
 
 
 @pytest.fixture(autouse=True)
@@ -45,101 +37,6 @@ def server(redis_binary: str) -> Iterator[RedisServer]:
     own = RedisServer(redis_binary).start()
     yield own
     own.close()
-
-
-class Books:
-    """The ledger, for limiters that know no database: a row for each request, of this month, key `a` and team `t`."""
-
-    def __init__(self) -> None:
-        self.rows: dict[str, int] = {}
-        self.slowness = 0  # turns of the event loop that a reading takes
-
-    async def sums(self, month: int, before: str, without: Ids) -> Mapping[str, int]:
-        seen = {request: cost for request, cost in self.rows.items() if request < before}
-        for _ in range(self.slowness):
-            await asyncio.sleep(0)
-        early = await without()
-        total = sum(cost for request, cost in seen.items() if request not in early)
-        return {"key:a": total, "team:t": total}
-
-    async def used_by(self, requests: Collection[str]) -> Mapping[str, tuple[int, int]]:
-        return {request: (7, self.rows[request]) for request in requests if request in self.rows}
-
-    def total(self) -> int:
-        return sum(self.rows.values())
-
-
-class House:
-    """Gateway processes with one ledger and one Redis. Closes them at the end."""
-
-    def __init__(self, url: str, prefix: str = "{house}", timeout_s: float = 30.0) -> None:
-        self.books = Books()
-        self.cuts: list[str] = []  # that were proposed
-        self._url, self._prefix, self._timeout_s = url, prefix, timeout_s
-        self._stack = AsyncExitStack()
-
-    async def __aenter__(self) -> House:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
-
-    def redis(self, owner: str = "one") -> RedisLimiter:
-        channel = new_channel(self._url, self._prefix, self._timeout_s)
-        self._stack.push_async_callback(channel.aclose)
-        return RedisLimiter(channel, owner=owner, spent=self.books.sums, new_cut=self._new_cut)
-
-    def _new_cut(self) -> str:
-        self.cuts.append(_request_id_of_now())
-        return self.cuts[-1]
-
-    async def gateway(
-        self,
-        owner: str = "one",
-        processes: int = 1,
-        when_down: WhenRedisIsDown = WhenRedisIsDown(),
-        former_owners: Collection[str] = (),
-    ) -> SharedLimiter:
-        limiter = SharedLimiter(
-            self.redis(owner),
-            when_down,
-            processes=processes,
-            spent={"key:a": self.books.total()},
-            used_by=self.books.used_by,
-            former_owners=former_owners,
-        )
-        await limiter.start()
-        self._stack.push_async_callback(limiter.stop)
-        return limiter
-
-    async def balance(self) -> tuple[int, int]:
-        """Of key `a`, as Redis has it."""
-        limiter = self.redis()
-        await limiter.channel.connect()
-        return await limiter.balance("key:a")
-
-    async def expect(self, settled: int, held: int = 0) -> None:
-        await until(lambda: self._is((settled, held)), f"the balance to be {settled} and {held}")
-
-    async def _is(self, expected: tuple[int, int]) -> bool:
-        try:
-            return await self.balance() == expected
-        except RedisDown:
-            return False
-
-
-def request(cost: int = 100, *scopes: Scope, ttl_s: float = 900.0) -> Admission:
-    return Admission(f"req-{new_id()}", scopes or (KEY,), 10, cost, ttl_s)
-
-
-async def spend(house: House, limiter: SharedLimiter | RedisLimiter, cost: int, *, row: bool = True) -> str:
-    """A whole request. Its row comes before it is settled, as in the gateway, or not yet."""
-    admission = request()
-    await limiter.admit(admission)
-    if row:
-        house.books.rows[admission.hold_id] = cost
-    await limiter.settle(admission.hold_id, 10, cost)
-    return admission.hold_id
 
 
 # -- the same decisions as in memory -----------------------------------------------------------------------------------
@@ -365,178 +262,3 @@ async def test_holds_of_a_dead_process_are_settled_from_the_ledger(
         else:
             await house.gateway("worker-1")
         assert await house.balance() == (123, 5) == (house.books.total(), other.open_holds)
-
-
-# -- while Redis is away -----------------------------------------------------------------------------------------------
-
-
-async def test_a_silent_redis_holds_up_nobody_and_each_process_keeps_to_its_share(server: RedisServer) -> None:
-    key = scope("a", requests_per_minute=40, parallel=8, budget_nanousd=1_000_000)
-    async with House(server.url, timeout_s=0.2) as house:
-        limiters = [await house.gateway(str(number)) for number in range(4)]
-        await until(lambda: all(limiter.processes == 4 for limiter in limiters), "the processes to know each other")
-        await spend(house, limiters[0], 200_000)
-        first = request(1, key)
-        for limiter in limiters:
-            await limiter.budget_used([key])
-        await limiters[0].admit(first)
-        server.pause()
-
-        said: list[str] = []
-
-        async def admitted(limiter: SharedLimiter, cost: int, count: int) -> tuple[int, set[str]]:
-            given, refused = 0, set()
-            for _ in range(count):
-                try:
-                    await limiter.admit(request(cost, key))
-                    given += 1
-                except Refused as error:
-                    refused.add(error.limit)
-                    said.append(error.message)
-            return given, refused
-
-        # 8 / 4 in parallel, of which the first process has one already.
-        assert await admitted(limiters[0], 1, 5) == (1, {"parallel"})
-        assert await admitted(limiters[1], 1, 5) == (2, {"parallel"})
-        # A quarter of what was left: less than this request needs.
-        assert await admitted(limiters[2], 300_000, 1) == (0, {"budget"})
-        assert await admitted(limiters[2], 150_000, 2) == (1, {"budget"})
-        assert all(limiter.degraded for limiter in limiters[:3])
-        assert all("split over 4 gateway processes" in message for message in said)
-        await spend(house, limiters[3], 33)  # all of it while Redis is away
-        assert await limiters[0].touch(first.hold_id, 900, 10, 5)
-        assert await limiters[0].settle(first.hold_id, 10, 5) is not None
-        house.books.rows[first.hold_id] = 5
-        server.resume()
-        await until(lambda: not any(limiter.degraded for limiter in limiters), "Redis to be used again")
-        # All that was taken meanwhile counts now: 4 holds, and the two requests that ended.
-        await house.expect(200_038, 1 + 2 + 150_000)
-        assert await admitted(limiters[3], 1, 6) == (4, {"parallel"})
-
-
-@pytest.mark.parametrize(
-    ("rule", "refused"),
-    [
-        ({"rates": "refuse"}, ["requests_per_minute"]),
-        ({"budgets": "refuse"}, ["budget"]),
-        ({"rates": "refuse", "budgets": "refuse"}, ["requests_per_minute", "budget"]),
-    ],
-)
-async def test_what_to_refuse_while_redis_is_away(
-    server: RedisServer, rule: dict[str, str], refused: list[str]
-) -> None:
-    async with House(server.url) as house:
-        limiter = await house.gateway(when_down=WhenRedisIsDown.model_validate(rule))
-        server.kill()
-        said: list[LimitExceeded] = []
-        for one in (Scope("key:r", requests_per_minute=10), Scope("key:b", budget_nanousd=1000), Scope("key:free")):
-            try:
-                await limiter.admit(request(1, one))
-            except LimitExceeded as error:
-                said.append(error)
-        assert [error.limit for error in said] == refused
-        assert all(error.headers()["retry-after"] == "1" for error in said)
-        assert all("cannot be checked now" in error.message for error in said)
-
-
-async def test_a_gateway_starts_without_redis_and_finds_it_later(redis_binary: str) -> None:
-    server = RedisServer(redis_binary)
-    async with House(server.url) as house:
-        house.books.rows["req-0"] = 70
-        limiter = await house.gateway(processes=2)
-        assert limiter.degraded
-        assert await limiter.budget_used([KEY]) == {"key:a": 70 / 1_000_000}
-        running = request(11)
-        await limiter.admit(running)
-        server.start()
-        await until(lambda: not limiter.degraded, "Redis to be found")
-        assert limiter.processes == 1
-        await house.expect(70, 11)
-        house.books.rows[running.hold_id] = 4
-        assert await limiter.settle(running.hold_id, 10, 4) is not None
-        await house.expect(74)
-    server.close()
-
-
-async def test_a_request_that_is_cancelled_while_it_is_admitted_keeps_nothing(server: RedisServer) -> None:
-    async with House(server.url) as house:
-        limiter = await house.gateway()
-        server.pause()
-        waiting = [asyncio.create_task(limiter.admit(request())) for _ in range(20)]
-        await asyncio.sleep(0)
-        for task in waiting:
-            task.cancel()
-        assert {type(result) for result in await asyncio.gather(*waiting, return_exceptions=True)} == {
-            asyncio.CancelledError
-        }
-        server.resume()
-        await house.expect(0, 0)
-        assert limiter.open_holds == 0
-
-
-async def test_more_settles_than_may_wait_start_the_budgets_over(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(counters_shared, "MOST_WAITING", 5)
-    async with House(server.url) as house:
-        limiter = await house.gateway()
-        for _ in range(3):
-            await spend(house, limiter, 1)
-        server.pause()
-        limiter._redis.channel.close(TimeoutError("the test says so"))
-        for _ in range(12):
-            await spend(house, limiter, 10)
-        server.resume()
-        await until(lambda: not limiter.degraded, "Redis to be used again")
-        await house.expect(123)
-
-
-async def test_the_channel_follows_a_cluster_to_the_node_that_has_the_keys(redis_binary: str) -> None:
-    ports, buses = [unused_port() for _ in range(2)], [unused_port() for _ in range(2)]
-    nodes = [
-        RedisServer(redis_binary, "--cluster-enabled", "yes", "--cluster-port", str(bus), port=port).start()
-        for port, bus in zip(ports, buses, strict=True)
-    ]
-    clients = [redis.asyncio.Redis(unix_socket_path=str(node.socket)) for node in nodes]
-    await clients[0].execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 8191)
-    await clients[1].execute_command("CLUSTER", "ADDSLOTSRANGE", 8192, 16383)
-    await clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", ports[1], buses[1])
-
-    async def formed() -> bool:
-        return all([(await client.execute_command("CLUSTER INFO"))["cluster_state"] == "ok" for client in clients])
-
-    await until(formed, "the cluster to form")
-    slot = int(await clients[0].execute_command("CLUSTER", "KEYSLOT", "{house}"))
-    other = ports[0] if slot > 8191 else ports[1]
-    async with House(f"redis://127.0.0.1:{other}") as house:
-        limiter = await house.gateway()
-        assert not limiter.degraded
-        await asyncio.gather(*(spend(house, limiter, 2) for _ in range(10)))
-        assert await house.balance() == (20, 0)
-    for client, node in zip(clients, nodes, strict=True):
-        await client.aclose()
-        node.close()
-
-
-def test_doctor_looks_at_redis(redis_binary: str) -> None:
-    def found(url: str) -> tuple[str, str, str]:
-        (finding,) = doctor._redis(Settings.model_validate({"storage": {"redis_url": url}}))
-        return finding.check, finding.status, finding.message
-
-    careless = RedisServer(redis_binary, "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru").start()
-    check, status, message = found(careless.url)
-    assert (check, status) == ("redis", "warn")
-    assert "allkeys-lru" in message
-    with redis.Redis(unix_socket_path=str(careless.socket)) as client:
-        client.config_set("maxmemory-policy", "noeviction")
-    assert found(careless.url)[1] == "ok"
-    careless.close()
-    check, status, message = found(f"redis://user:secret@127.0.0.1:{unused_port()}/0")
-    assert (check, status) == ("redis", "warn")
-    assert "does not answer" in message
-    assert "secret" not in message
-
-
-def test_a_url_that_makes_no_sense_is_refused() -> None:
-    with pytest.raises(ValueError, match="redis://"):
-        Channel("http://somewhere", "", "", 1.0)
