@@ -264,6 +264,26 @@ class ReasonOnEveryChunk(Server):
         return super().chunk(delta, finish or ("tool_calls" if self.calls else "stop"), **fields)
 
 
+class MixedCalls(Server):
+    """Servers that make calls side by side: all of them begin, and then the pieces of their arguments come in turns."""
+
+    def stream(self) -> Iterator[bytes]:
+        if not self.calls:
+            yield from super().stream()
+            return
+        begun = [
+            {"index": number, "id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": ""}}
+            for number, (name, _) in enumerate(self.calls)
+        ]
+        yield self.chunk({"role": "assistant", "content": None, "tool_calls": begun})
+        for start in range(0, max(len(arguments) for _, arguments in self.calls), 5):
+            for number, (_, arguments) in enumerate(self.calls):
+                if piece := arguments[start : start + 5]:
+                    yield self.chunk({"tool_calls": [{"index": number, "function": {"arguments": piece}}]})
+        yield self.chunk({}, "tool_calls")
+        yield from self.end()
+
+
 class NullAsText(Server):
     """DashScope: the text "null" for no finish reason yet."""
 
@@ -284,6 +304,7 @@ SERVERS: dict[str, type[Server]] = {
     "bare": Bare,
     "usage-with-finish": UsageWithFinish,
     "reason-on-every-chunk": ReasonOnEveryChunk,
+    "mixed-calls": MixedCalls,
     "null-as-text": NullAsText,
 }
 

@@ -15,6 +15,7 @@ import msgspec
 from backends.attempt import Answer, Event, StreamCut
 from backends.protocol import ChunkChoice, Json, ToolCall, Usage
 from gateway.dialects.errors import GatewayError
+from gateway.dialects.tool_calls import CallOrder
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
@@ -53,6 +54,7 @@ class MessagesWriter:
         self._kind: _Kind | None = None  # of the open block
         self._index = -1  # of the last block
         self._tool = -1  # index among the tool calls of the open or last tool block
+        self._calls: CallOrder | None = None  # there from the first call on
         self._finish: str | None = None
         self._stop_sequence: str | None = None
         self._usage: Usage | None = None
@@ -101,6 +103,7 @@ class MessagesWriter:
         for choice in chunk.choices:
             self._delta(choice, out)
             if choice.finish_reason:
+                self._rest_of_calls(out)
                 self._finish = choice.finish_reason
                 self._stop_sequence = _matched_stop(event.data)
         return out
@@ -111,6 +114,7 @@ class MessagesWriter:
         out: list[bytes] = []
         if not self._started:
             out.append(self._start(None))
+        self._rest_of_calls(out)
         self._close(out)
         delta = {
             "stop_reason": _stop_reason(self._finish, self._stop_sequence, self._tool >= 0),
@@ -138,17 +142,28 @@ class MessagesWriter:
 
     def _delta(self, choice: ChunkChoice, out: list[bytes]) -> None:
         delta = choice.delta
+        text = delta.content or delta.refusal
+        if self._calls is not None and (text or delta.thoughts):
+            self._rest_of_calls(out)
         if delta.thoughts:
             self._open("thinking", {"type": "thinking", "thinking": "", "signature": ""}, out)
             out.append(self._fill({"type": "thinking_delta", "thinking": delta.thoughts}))
-        if text := delta.content or delta.refusal:
+        if text:
             self._open("text", {"type": "text", "text": ""}, out)
             out.append(self._fill({"type": "text_delta", "text": text}))
-        for call in delta.tool_calls or ():
-            self._tool_delta(call, out)
+        if delta.tool_calls:
+            calls = self._calls = self._calls or CallOrder()
+            for call in delta.tool_calls:
+                for piece in calls.take(call):
+                    self._tool_delta(piece, out)
+
+    def _rest_of_calls(self, out: list[bytes]) -> None:
+        for piece in self._calls.rest() if self._calls is not None else ():
+            self._tool_delta(piece, out)
 
     def _tool_delta(self, call: ToolCall, out: list[bytes]) -> None:
-        number = call.index if call.index is not None else self._tool
+        number = call.index
+        assert number is not None
         if number > self._tool:
             self._tool = number
             function = call.function
@@ -156,9 +171,9 @@ class MessagesWriter:
             block["name"] = (function and function.name) or ""
             self._close(out)
             self._open("tool_use", block, out)
-        elif number < self._tool or self._kind != "tool_use":
-            # Blocks follow one another here; a call that goes on after the next has begun cannot be said.
-            raise StreamCut("protocol", "the backend mixed the arguments of parallel tool calls")
+        elif self._kind != "tool_use":
+            # Blocks follow one another here; a call that goes on after text has begun cannot be said.
+            raise StreamCut("protocol", "the backend went on with a tool call after it had begun a text")
         if call.function is not None and call.function.arguments:
             out.append(self._fill({"type": "input_json_delta", "partial_json": call.function.arguments}))
 

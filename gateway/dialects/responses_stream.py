@@ -13,6 +13,7 @@ import msgspec
 
 from backends.attempt import StreamCut
 from backends.protocol import ChunkChoice, Json, ToolCall
+from gateway.dialects.tool_calls import CallOrder
 
 _encode = msgspec.json.Encoder().encode
 
@@ -78,6 +79,7 @@ class StreamedOutput:
         self._unsaid: list[Json] = []  # of tokens whose text is still to come
         self._delta = b""  # the beginning of a delta of this part
         self._tool = -1  # index among the tool calls of the latest one
+        self._calls: CallOrder | None = None  # there from the first call on
 
     def say(self, kind: str, fields: Json) -> bytes:
         """One event."""
@@ -90,6 +92,8 @@ class StreamedOutput:
         delta = choice.delta
         if choice.logprobs:
             self._unsaid += _logprobs(choice.logprobs)
+        if self._calls is not None and (delta.content or delta.thoughts or delta.refusal):
+            self._rest_of_calls(out)
         if thoughts := delta.thoughts:
             self._thinking(out)
             self._fill(thoughts, out)
@@ -99,11 +103,25 @@ class StreamedOutput:
         if delta.refusal:
             self._part("refusal", out)
             self._fill(delta.refusal, out)
-        for call in delta.tool_calls or ():
-            self._call(call, out)
+        if delta.tool_calls:
+            calls = self._calls = self._calls or CallOrder()
+            for call in delta.tool_calls:
+                for piece in calls.take(call):
+                    self._call(piece, out)
+        if choice.finish_reason:
+            self._rest_of_calls(out)
 
     def close(self, out: list[bytes] | None, status: Status = "completed") -> None:
-        """Complete the item that grows, if there is one. Without `out` nobody is told."""
+        """Complete the item that grows, if there is one, and calls that wait. Without `out` nobody is told."""
+        if out is not None:
+            self._rest_of_calls(out)
+        self._complete(out, status)
+
+    def _rest_of_calls(self, out: list[bytes]) -> None:
+        for piece in self._calls.rest() if self._calls is not None else ():
+            self._call(piece, out)
+
+    def _complete(self, out: list[bytes] | None, status: Status = "completed") -> None:
         item = self._item
         if item is None:
             return
@@ -121,7 +139,7 @@ class StreamedOutput:
         self._item, self._parts = None, []
 
     def _begin(self, item: Json, out: list[bytes]) -> None:
-        self.close(out)
+        self._complete(out)
         self._item = item
         said = {**item, "status": "in_progress"}
         out.append(self.say("response.output_item.added", {"output_index": len(self.items), "item": said}))
@@ -148,16 +166,17 @@ class StreamedOutput:
         self._open(kind, out)
 
     def _call(self, call: ToolCall, out: list[bytes]) -> None:
-        number = call.index if call.index is not None else self._tool
+        number = call.index
+        assert number is not None
         if number > self._tool:
             self._tool = number
             began = call_item(self._id("fc"), call, f"call_{self._name}_{number}")
             began["arguments"] = ""
             self._begin(began, out)
             self._open("arguments", out)
-        elif number < self._tool or self._kind != "arguments":
-            # Items follow one another here; a call that goes on after the next has begun cannot be said.
-            raise StreamCut("protocol", "the backend mixed the arguments of parallel tool calls")
+        elif self._kind != "arguments":
+            # Items follow one another here; a call that goes on after text has begun cannot be said.
+            raise StreamCut("protocol", "the backend went on with a tool call after it had begun a text")
         if call.function is not None and call.function.arguments:
             self._fill(call.function.arguments, out)
 

@@ -90,6 +90,7 @@ def test_arguments_of_an_earlier_call_cannot_be_said() -> None:
     output = StreamedOutput("x", summary=False)
     for delta in deltas([("call", "f"), ("call", "g")]):
         output.add(ChunkChoice(delta=delta), [])
+    output.add(ChunkChoice(delta=Delta(content="Well")), [])
     late = Delta(tool_calls=[ToolCall(index=0, function=FunctionCall(arguments="{}"))])
     with pytest.raises(StreamCut):
         output.add(ChunkChoice(delta=late), [])
