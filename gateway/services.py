@@ -122,9 +122,8 @@ class Services:
         self.prices = PriceBook(settings)
         self.model_defaults = {name: model_defaults(settings, name) for name in settings.models}
         self.classifier = TaskClassifier.load()
-        self.policies = PolicyStore(
-            settings.policies_dir, settings.tiers_served(), settings.models.keys(), self._policies_reloaded
-        )
+        folder, tiers, models = settings.policies_dir, settings.tiers_served(), settings.models.keys()
+        self.policies = await asyncio.to_thread(PolicyStore, folder, tiers, models, self._policies_reloaded)
         self.policies.start()
         stack.callback(self.policies.close)
         self.database = await Database.open(settings.database_url())
