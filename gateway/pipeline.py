@@ -52,7 +52,7 @@ async def serve(dialect: Dialect, services: Services, exchange: Exchange) -> Non
         in_flight = True
         body = await receive(services, life)
         exchange.watch()
-        life.asked = dialect.parse(body)
+        life.asked = await services.measuring.run(life, partial(dialect.parse, body))
         services.begin_span(life)
         if life.idempotency_key is not None and await services.idempotency.repeated(life, body):
             return

@@ -8,6 +8,7 @@ where it cannot, the estimate that rules read is given, and the header `x-tierli
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -58,7 +59,8 @@ async def _answer(services: Services, life: Life) -> None:
 
 async def _count(services: Services, life: Life) -> tuple[int, bytes]:
     life.principal = await authenticate(services, life.exchange)
-    life.asked = asked = MESSAGES.parse_count(await receive(services, life))
+    parse = partial(MESSAGES.parse_count, await receive(services, life))
+    life.asked = asked = await services.measuring.run(life, parse)
     await route(services, life)
     await admit(services, life, free=True)
     assert life.grant is not None

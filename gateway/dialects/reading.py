@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from backends.bounds import check_bounds
+from backends.bounds import check_bounds, check_elements
 from backends.protocol import InvalidRequest, Json, wrong_type
 from gateway.dialects.errors import BadRequest
 
@@ -21,15 +21,15 @@ def decode(body: bytes, *, tokens: str | None = None) -> Json:
         BadRequest: it is not JSON, not an object, nested too deeply, or holds too many elements.
     """
     try:
+        check_elements(body)
         payload = _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from None
-    if not isinstance(payload, dict):
-        raise BadRequest("The body must be a JSON object.", code="invalid_type")
-    try:
+        if not isinstance(payload, dict):
+            raise BadRequest("The body must be a JSON object.", code="invalid_type")
         check_bounds(payload, tokens=tokens)
     except InvalidRequest as error:
         raise bad_request(error) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from None
     return payload
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from backends.bounds import MAX_DEPTH, MAX_ELEMENTS, MAX_FIELDS, check_bounds
+from backends.bounds import MAX_DEPTH, MAX_ELEMENTS, MAX_FIELDS, MAX_TOKEN_IDS, check_bounds, check_elements
 from backends.protocol import InvalidRequest
 
 
@@ -41,3 +42,25 @@ def test_one_more_is_too_many(make: Any, most: int, code: str, param: str | None
 @pytest.mark.parametrize("odd", [{"messages": 5}, {"messages": [5, {"content": 7}]}, {"tools": "x"}, {"ids": None}, {}])
 def test_types_are_for_others_to_check(odd: Any) -> None:
     check_bounds(odd, tokens="ids")
+
+
+@pytest.mark.parametrize("element", [b"{}", b"[]", b"1", b'""', rb'"\\"', rb'"a\""', b'{"a":1}'])
+def test_a_body_of_very_many_elements_is_refused_before_it_is_decoded(element: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="more than 1248576 elements") as refused:
+        check_elements(b'{"a":[' + b",".join([element] * 3_000_000) + b"]}")
+    assert refused.value.code == "array_too_long"
+
+
+@pytest.mark.parametrize("end", [b"", b"\\"])
+def test_a_text_without_an_end_is_looked_through_once(end: bytes) -> None:
+    check_elements(b'{"a":["' + rb"\"," * 3_000_000 + end)
+
+
+@pytest.mark.parametrize("text", ["a,[{", '\\",', "\\\\,"])
+def test_what_looks_like_elements_within_texts_does_not_count(text: str) -> None:
+    messages = [{"role": "user", "content": text * 400_000} for _ in range(4)]
+    check_elements(msgspec.json.encode({"messages": messages}))
+
+
+def test_as_many_token_ids_as_a_prompt_may_have_are_decoded() -> None:
+    check_elements(msgspec.json.encode({"prompt": [1] * MAX_TOKEN_IDS, "stop": ["a"] * 1000}))
