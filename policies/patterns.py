@@ -14,16 +14,18 @@ from typing import Final
 from policies import cel
 
 # In steps (`cost.py`), measured: what one character, class or operator adds to the compilation of a pattern.
+_BASE: Final = 20.0
 _LITERAL: Final = 10.0
+_LITERAL_ANY_CASE: Final = 60.0
 _OPERATOR: Final = 20.0
 _ASCII_CLASS: Final = 60.0
 _SMALL_CLASS: Final = 400.0  # \d, \s
 _LARGE_CLASS: Final = 3_000.0  # \w and \p{...}: hundreds of ranges of Unicode
 _ANY_CASE: Final = 3.0  # of a class whose ranges go beyond ASCII
-# Of one text character: what is always spent, and for each state of the pattern. Fast patterns need no more than the
-# first, a few (`\b` in a text that is not English) ten times of both.
-_SEARCH: Final = 0.02
-_SEARCH_STATE: Final = 0.003
+# Of one text character: what is always spent, and for each state of the pattern. Most patterns need less; one with `\b`
+# in a text beyond ASCII, without words by which the library could skip through it, up to twenty times as much.
+_SEARCH: Final = 0.05
+_SEARCH_STATE: Final = 0.002
 
 _COUNT: Final = re.compile(r"\{\s*(\d*)\s*(,?)\s*(\d*)\s*\}[?+]?")
 _FLAGS: Final = re.compile(r"\(\?([a-zA-Z]*)(?:-[a-zA-Z]*)?[:)]")
@@ -72,7 +74,7 @@ def verbose(pattern: str) -> bool:
 def size(pattern: str) -> Size:
     """An upper bound of a pattern's size with all repetitions written out. `verbose` patterns are not read right."""
     any_case = any("i" in flags[1] for flags in _FLAGS.finditer(pattern))
-    groups: list[Size] = [Size()]  # what has been read of each group that is open, the whole pattern first
+    groups: list[Size] = [Size(_BASE)]  # what has been read of each group that is open, the whole pattern first
     atom = Size()  # what a repetition would repeat; not in `groups` yet
     position = 0
     while position < len(pattern):
@@ -103,7 +105,8 @@ def size(pattern: str) -> Size:
             position = escape.end()
         else:
             groups[-1] += atom
-            atom = Size(_ASCII_CLASS, 4) if character == "." else Size(_LITERAL * len(character.encode()), 1)
+            letter = (_LITERAL_ANY_CASE if any_case else _LITERAL) * len(character.encode())
+            atom = Size(_ASCII_CLASS, 4) if character == "." else Size(letter, 1)
             position += 1
     return sum(groups, atom)
 
