@@ -76,10 +76,12 @@ class EngineHistory(RuleBasedStateMachine):
     @precondition(lambda self: self.scheduler.has_work)
     @rule(data=st.data(), fault=st.sampled_from(["none"] * 6 + ["row", "step", "abort in flight"]))
     def step(self, data, fault):
+        waiting = [r for r in self.scheduler._waiting if not self.scheduler._waits_for_sibling(r)]
         plan = self.scheduler.schedule()
         assert plan.rows, "there is work, so something runs"
         check_plan(self.scheduler, plan)
-        self._nobody_is_kept_out()
+        if waiting and waiting[0] in self.scheduler._waiting:
+            self._is_not_kept_out(waiting[0])
         # The oldest running request is always part of the step.
         oldest = min(self.scheduler._running, key=lambda r: r.arrival)
         assert oldest.request_id in {row.request_id for row in plan.rows}
@@ -98,14 +100,13 @@ class EngineHistory(RuleBasedStateMachine):
                 self.scheduler.check()
         self._take(self.scheduler.update(plan, self.runner.execute(plan)))
 
-    def _nobody_is_kept_out(self):
-        """Who overtook, by starting before an older one, left room for it."""
-        waiting = [r for r in self.scheduler._waiting if not self.scheduler._waits_for_sibling(r)]
+    def _is_not_kept_out(self, oldest):
+        """Who overtook the oldest that waited, by starting before it, left room for it."""
         started = [r for r in self.scheduler._running if r.num_computed_tokens == r.num_cached_tokens and r.in_flight]
-        if waiting and any(r.arrival > waiting[0].arrival and r.num_preemptions == 0 for r in started):
+        if any(r.arrival > oldest.arrival and r.num_preemptions == 0 for r in started):
             cache = self.scheduler.cache
             promised = sum(cache.pages_for(r.num_tokens) - len(r.block_table) for r in self.scheduler._running)
-            assert cache.pages_for(waiting[0].num_tokens) + promised <= cache.num_available
+            assert cache.pages_for(oldest.num_tokens) + promised <= cache.num_available
 
     def _take(self, outputs):
         for output in outputs:
