@@ -23,6 +23,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from cache.asking import asked_form
 from cache.eligibility import Mode, check
 from cache.embed import Embedder, EmbedderError, Refused, Vectors
 from cache.index import VectorIndex
@@ -219,7 +220,7 @@ def _prepare(embedder: TextEmbedder, texts: Iterable[str]) -> dict[str, _Prepare
         prepared[text] = _Prepared(eligible.mode, eligible.reason)
         if eligible.mode == "semantic":
             try:
-                embedder.check(text)
+                embedder.check(asked_form(text))
                 fuzzy.append(text)
             except Refused as refusal:
                 prepared[text] = _Prepared("exact", refusal.reason)
@@ -227,7 +228,7 @@ def _prepare(embedder: TextEmbedder, texts: Iterable[str]) -> dict[str, _Prepare
     fuzzy.sort(key=len)
     for start in range(0, len(fuzzy), _BATCH):
         batch = fuzzy[start : start + _BATCH]
-        for text, vector in zip(batch, embedder.embed(batch), strict=True):
+        for text, vector in zip(batch, embedder.embed([asked_form(text) for text in batch]), strict=True):
             prepared[text] = _Prepared("semantic", None, vector)
     return prepared
 

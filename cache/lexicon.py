@@ -128,6 +128,7 @@ PERSONS = {
     **dict.fromkeys(_list("she her hers herself"), "she"),
     **dict.fromkeys(_list("they them their theirs"), "they"),
 }
+_SUBJECTS = _set("i you we they he she it")
 _AUXILIARIES = _set("is are am was were do does did has have had can could will would shall should may might must not")
 PAST = _set("was were")
 PRESENT = _set("is are am")
@@ -241,6 +242,14 @@ def tense_of(tokens: frozenset[str]) -> str | None:
     if tokens & PAST:
         return "past"
     return "did" if "did" in tokens else None
+
+
+def possession_of(spoken: tuple[str, ...]) -> str | None:
+    """`has` for what is had ("how many days do I have"), `done` for what has been done ("how many have I taken")."""
+    for i, word in enumerate(spoken):
+        if word in ("have", "has") and spoken[i + 1 : i + 2] and spoken[i + 1] in _SUBJECTS:
+            return None if "got" in spoken else "done"
+    return "has" if spoken[-1:] in (("have",), ("has",)) or spoken[-2:] == ("have", "left") else None
 
 
 def modality_of(spoken: tuple[str, ...]) -> str | None:

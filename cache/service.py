@@ -22,6 +22,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from cache import wire
+from cache.asking import asked_form
 from cache.batcher import Batcher, Overloaded
 from cache.disk import Disk
 from cache.embed import Embedder, EmbedderError, Refused, find_model, fingerprint
@@ -152,7 +153,7 @@ class Service:
             return
         for key in self._without_vector:
             with contextlib.suppress(Refused, Overloaded):
-                self._store.add_vector(key, await self.batcher.embed(key.text, behind=True))
+                self._store.add_vector(key, await self.batcher.embed(asked_form(key.text), behind=True))
         self._without_vector.clear()
 
     async def _restore(self) -> None:
@@ -236,7 +237,7 @@ class Service:
         if self.batcher is None:
             return wire.LookupReply(request.id, "miss", reason=self._state)
         try:
-            vector = await self.batcher.embed(key.text)
+            vector = await self.batcher.embed(asked_form(key.text))
         except Refused as refusal:
             return wire.LookupReply(request.id, "miss", reason=refusal.reason)
         except Overloaded:
@@ -264,7 +265,7 @@ class Service:
                 self._without_vector.append(request.key)
         elif request.mode == "semantic" and self.batcher is not None:
             with contextlib.suppress(Refused, Overloaded):
-                vector = await self.batcher.embed(request.key.text)
+                vector = await self.batcher.embed(asked_form(request.key.text))
         return self._store.put(request.key, request.entry, vector)
 
     async def _embed(self, request: wire.EmbedRequest) -> wire.Reply:

@@ -48,6 +48,7 @@ class Features(msgspec.Struct, frozen=True):
     form: str
     persons: frozenset[str]
     tense: str | None
+    possession: str | None
     modality: str | None
     speakers: tuple[str, ...]
     order: Order
@@ -124,7 +125,7 @@ def objection(a: str, b: str) -> str | None:
         return "person"
     if first.persons == second.persons and first.speakers != second.speakers:
         return "person"
-    if {first.tense, second.tense} in _CLASHING_TENSES:
+    if {first.tense, second.tense} in _CLASHING_TENSES or {first.possession, second.possession} == {"has", "done"}:
         return "tense"
     if first.modality and second.modality and first.modality != second.modality:
         return "modality"
@@ -152,6 +153,7 @@ def features(text: str) -> Features:
         form=lexicon.form_of(spoken),
         persons=frozenset(lexicon.PERSONS[word] for word in tokens if word in lexicon.PERSONS),
         tense=lexicon.tense_of(tokens),
+        possession=lexicon.possession_of(spoken),
         modality=lexicon.modality_of(spoken),
         speakers=lexicon.speakers_of(spoken),
         order=Order(spoken, content, relations_of(spoken)),
