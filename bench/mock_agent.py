@@ -34,6 +34,15 @@ _encode = msgspec.json.encode
 class AgentWire(OpenAIWire):
     """Chat completions of an agent's model."""
 
+    def refusal(self, record: Record) -> bytes | None:
+        """Of tools that are no functions."""
+        try:
+            if "messages" in (asked := _decode(record)):
+                _calls(asked)
+        except (KeyError, TypeError):
+            return http_answer(400, self.error("'tools' must be functions with names", 400))
+        return None
+
     def answer(self, record: Record) -> bytes:
         asked = _decode(record)
         if record.path.endswith("/rerank"):

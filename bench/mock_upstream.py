@@ -70,7 +70,7 @@ def behaviour(model: str) -> Behaviour:
 
 class _Asked(msgspec.Struct):
     model: str = "mock"
-    stream: bool = False
+    stream: bool | None = False
     stream_options: dict[str, bool] | None = None
 
 
@@ -205,7 +205,7 @@ class _Connection(asyncio.Protocol):
             self.transport.write(http_answer(400, self.mock.wire.error(str(error), 400)))
             return
         usage = bool(asked.stream_options and asked.stream_options.get("include_usage"))
-        self.record = Record(url, asked.model, asked.stream, headers, body, time.monotonic(), usage)
+        self.record = Record(url, asked.model, bool(asked.stream), headers, body, time.monotonic(), usage)
         self.mock.records.append(self.record)
         self.mock.requests += 1
         if url.endswith("/embeddings") and chosen.kind == "answer":

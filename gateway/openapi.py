@@ -9,7 +9,6 @@ from backends.protocol import Json
 from gateway.openapi_schemas import components, error, ref
 from tiers import TIERS
 
-_RESPONSE = ["response_id"]
 _ERRORS = {
     "400": "The request is malformed, or asks for something that no model here can do.",
     "401": "The API key is missing, unknown, expired or revoked.",
@@ -92,12 +91,13 @@ def document() -> dict[str, Any]:
                     "Answer a conversation that the gateway may remember, in the Responses dialect.",
                     "createResponse",
                     "ResponsesRequest",
+                    answer="Response",
                     event="ResponseEvent",
                 )
             },
             "/v1/responses/{response_id}": {
-                "get": _get("Look up a kept answer.", "getResponse", _RESPONSE),
-                "delete": _get("Delete a kept answer.", "deleteResponse", _RESPONSE),
+                "get": _kept("Look up a kept answer.", "getResponse", "Response"),
+                "delete": _kept("Delete a kept answer.", "deleteResponse", "DeletedResponse"),
             },
             "/v1/responses/{response_id}/input_items": {"get": _input_items_route()},
             "/v1/responses/{response_id}/cancel": {"post": _cancel_route()},
@@ -152,10 +152,10 @@ def _model_route(
     error: str = "Error",
 ) -> Json:
     """A route that reaches models. An answer without a schema is as the dialect has it; without events there is no
-    stream. A stream has a JSON document in each event, which no schema of its text can say: `x-event` describes it."""
+    stream."""
     content: Json = {"application/json": {"schema": ref(answer) if answer else {"type": "object"}}}
     if event is not None:
-        content["text/event-stream"] = {"schema": {"type": "string"}, "x-event": ref(event)}
+        content["text/event-stream"] = {"schema": _event(event)}
     return {
         "operationId": operation,
         "summary": summary,
@@ -171,11 +171,24 @@ def _model_route(
     }
 
 
+def _event(name: str) -> Json:
+    """Each event of a stream: a JSON document is its data. Streams of chunks end with an event that is none."""
+    data: Json = {"type": "string", "contentMediaType": "application/json", "contentSchema": ref(name)}
+    if name == "ChatChunk":
+        data = {"anyOf": [{"const": "[DONE]"}, data]}
+    return {
+        "description": "Each event.",
+        "type": "object",
+        "properties": {"event": {"type": "string"}, "data": data},
+        "required": ["data"],
+    }
+
+
 def _count_route() -> Json:
     route = _model_route(
         "Count the input tokens of a message.",
         "countMessageTokens",
-        "MessagesRequest",
+        "CountTokensRequest",
         answer="TokenCount",
         error="MessagesError",
     )
@@ -206,7 +219,7 @@ def _get(
 
 
 def _input_items_route() -> Json:
-    route = _get("List what a kept answer was made from, the latest item first.", "listInputItems", _RESPONSE)
+    route = _kept("List what a kept answer was made from, the latest item first.", "listInputItems", "ResponseItems")
     asked: dict[str, tuple[str, Json]] = {
         "after": ("Only items behind this one.", {"type": "string"}),
         "limit": ("Items per page.", {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}),
@@ -216,14 +229,19 @@ def _input_items_route() -> Json:
         {"name": name, "in": "query", "required": False, "description": text, "schema": schema}
         for name, (text, schema) in asked.items()
     ]
-    route["responses"] |= _error_responses("400")
+    return route
+
+
+def _kept(summary: str, operation: str, answer: str) -> Json:
+    """A route about a kept answer: the database may be away."""
+    route = _get(summary, operation, ["response_id"], answer)
+    route["responses"] |= _error_responses("503")
     return route
 
 
 def _cancel_route() -> Json:
-    route = _get("Refused: no answer is made in the background.", "cancelResponse", _RESPONSE)
+    route = _kept("Refused: no answer is made in the background.", "cancelResponse", "Response")
     del route["responses"]["200"]
-    route["responses"] |= _error_responses("400")
     return route
 
 

@@ -18,6 +18,7 @@ from backends.protocol import (
     CompletionRequest,
     Json,
 )
+from gateway import openapi_responses
 from gateway.dialects import anthropic_messages
 from gateway.dialects.anthropic_messages import MessagesRequest
 from gateway.dialects.openai_embeddings import EmbeddingsRequest, RerankRequest
@@ -28,6 +29,23 @@ REF = "#/components/schemas/{name}"
 _TEXT: Json = {"type": "string"}
 _COUNT: Json = {"type": "integer", "minimum": 0}
 _STOPS: Json = {"minLength": 1}
+_BLOCK: Json = {"type": "object", "properties": {"type": _TEXT}, "required": ["type"]}
+_PART: Json = {
+    "anyOf": [
+        {"type": "object", "properties": {"type": {"const": "text"}, "text": _TEXT}, "required": ["type", "text"]},
+        {**_BLOCK, "properties": {"type": {"type": "string", "not": {"const": "text"}}}},
+    ]
+}
+# What a turn must have besides its role.
+_SAID: Json = {"type": ["string", "array"]}
+_TURNS: list[Json] = [
+    {"properties": {"role": {"enum": ["assistant", "function"]}}},
+    {"properties": {"role": {"enum": ["system", "developer", "user"]}, "content": _SAID}, "required": ["content"]},
+    {
+        "properties": {"role": {"const": "tool"}, "content": _SAID, "tool_call_id": {"type": "string", "minLength": 1}},
+        "required": ["content", "tool_call_id"],
+    },
+]
 # Bounds of fields by the name of their request, beside ranges and numbers of elements.
 _BOUNDS: Mapping[str, Mapping[str, Json]] = {
     "ChatRequest": {
@@ -37,17 +55,20 @@ _BOUNDS: Mapping[str, Mapping[str, Json]] = {
         "store": {"enum": [False]},
     },
     "CompletionRequest": {"prompt": {"minItems": 1, "maxItems": MAX_TOKEN_IDS}},
-    "MessagesRequest": {"messages": {"minItems": 1}},
+    "Message": {"content": {"items": _PART}},
+    "MessagesTurn": {"content": {"items": _BLOCK, "minItems": 1}},
+    "MessagesRequest": {"messages": {"minItems": 1}, "stop_sequences": {"items": {"type": "string", "minLength": 1}}},
     "EmbeddingsRequest": {
         "input": {"minLength": 1, "minItems": 1, "maxItems": MAX_TEXTS},
         "dimensions": {"minimum": 1},
         "encoding_format": {"enum": ["float", "base64"]},
     },
     "RerankRequest": {"documents": {"minItems": 1}, "top_n": {"minimum": 1}},
+    **openapi_responses.BOUNDS,
 }
 _OF_TYPE: Mapping[str, frozenset[str]] = {
-    "array": frozenset({"minItems", "maxItems"}),
-    "object": frozenset({"maxProperties"}),
+    "array": frozenset({"items", "minItems", "maxItems"}),
+    "object": frozenset({"maxProperties", "propertyNames", "additionalProperties"}),
     "string": frozenset({"minLength", "maxLength", "enum"}),
     "number": frozenset({"minimum", "maximum"}),
     "integer": frozenset({"minimum", "maximum"}),
@@ -67,6 +88,7 @@ def components() -> dict[str, Json]:
         ("ChatRequest", RANGES),
         ("CompletionRequest", RANGES),
         ("MessagesRequest", anthropic_messages.RANGES),
+        ("ResponsesRequest", RANGES),
     ):
         for field, low, high in ranges:
             _bound(found[name], field, {"minimum": low, "maximum": high})
@@ -77,9 +99,24 @@ def components() -> dict[str, Json]:
             if field in MOST_ELEMENTS:
                 most = MOST_ELEMENTS[field]
                 _bound(schema, field, {"maxItems": most, "maxProperties": most})
-        for field, bounds in _BOUNDS.get(request.__name__, {}).items():
-            _bound(schema, field, bounds)
-    return found | _ANSWERS | {"Error": error(), "MessagesError": _MESSAGES_ERROR}
+    found["ResponsesRequest"]["properties"] |= openapi_responses.REFUSED
+    for name, bounded in _BOUNDS.items():
+        for field, bounds in bounded.items():
+            _bound(found[name], field, bounds)
+    found["Message"]["anyOf"] = _TURNS
+    messages = found["MessagesRequest"]
+    found["CountTokensRequest"] = {**messages, "title": "CountTokensRequest"}
+    found["MessagesRequest"] = {
+        **messages,
+        "properties": {**messages["properties"], "max_tokens": messages["properties"]["max_tokens"]["anyOf"][0]},
+        "required": [*messages["required"], "max_tokens"],
+    }
+    return (
+        found
+        | _ANSWERS
+        | openapi_responses.answers(_USAGE_OF_RESPONSE)
+        | {"Error": error(), "MessagesError": _MESSAGES_ERROR}
+    )
 
 
 def error() -> Json:
@@ -116,6 +153,9 @@ _MESSAGES_ERROR = _object(
     request_id=_TEXT,
 )
 _USAGE = {"anyOf": [{"$ref": REF.format(name="Usage")}, {"type": "null"}]}
+_USAGE_OF_RESPONSE = {
+    "anyOf": [_object(input_tokens=_COUNT, output_tokens=_COUNT, total_tokens=_COUNT), {"type": "null"}]
+}
 _MODEL = _object(
     id=_TEXT,
     object={"const": "model"},

@@ -108,7 +108,8 @@ Handler = Callable[[AnyCall], Awaitable[Any]]
 class AdminRoute:
     """A row of the table. `gateway_wide`: what it shows or does belongs to no single organisation.
 
-    `answer` is the type of what the handler returns; with `tagged` the answer carries an ETag.
+    `answer` is the type of what the handler returns; with `tagged` the answer carries an ETag. `text` is the media type
+    of the `Text` that it may return instead.
     """
 
     method: str
@@ -122,6 +123,7 @@ class AdminRoute:
     status: int = 200
     gateway_wide: bool = False
     tagged: bool = False
+    text: str | None = None
 
     async def serve(self, services: Services, exchange: Exchange, path: Mapping[str, str]) -> None:
         """Answer one request.

@@ -72,6 +72,8 @@ def _operation(route: AdminRoute, by_type: dict[str, Json], components: dict[str
         "description": "Done." if route.role == "write" else "Found.",
         "content": {"application/json": {"schema": by_type[repr(route.answer)]}},
     }
+    if route.text is not None:
+        answered["content"][route.text] = {"schema": {"type": "string"}}
     if route.tagged:
         answered["headers"] = {"etag": {"description": "Names this state.", "schema": {"type": "string"}}}
     described: Json = {

@@ -68,6 +68,8 @@ async def request(call: Call[None, None]) -> Record:
 
 
 ROUTES = [
-    AdminRoute("GET", "/admin/v1/costs", "Sum the ledger by any dimensions.", costs, Costs, query=CostQuery),
+    AdminRoute(
+        "GET", "/admin/v1/costs", "Sum the ledger by any dimensions.", costs, Costs, query=CostQuery, text="text/csv"
+    ),
     AdminRoute("GET", "/admin/v1/requests/{request}", "Decision and ledger rows of a request.", request, Record),
 ]

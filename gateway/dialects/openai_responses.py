@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from backends.protocol import InvalidRequest, Json, check_ranges
+from backends.protocol import MAX_SALT_CHARACTERS, InvalidRequest, Json, check_ranges
 from gateway.dialects import errors
 from gateway.dialects.dialect import Asked, Keep, Writer
 from gateway.dialects.errors import BadRequest, GatewayError
@@ -24,7 +24,7 @@ from gateway.dialects.responses_input import image_in, messages, only, read, str
 
 _NO_TOOLS = "Tierline runs no tools of its own"
 # Documented parameters that ask for what is not there, each with what to do. False asks for nothing.
-_REFUSED: Final[Mapping[str, str]] = {
+REFUSED: Final[Mapping[str, str]] = {
     "access_programs": "Tierline has no access programs; leave 'access_programs' out.",
     "background": "Tierline answers while the client waits; leave 'background' out, or stream.",
     "background_options": "Tierline answers while the client waits; leave 'background_options' out.",
@@ -36,10 +36,10 @@ _REFUSED: Final[Mapping[str, str]] = {
     "prompt": "Tierline keeps no prompt templates; send 'instructions' and 'input'.",
     "prompt_cache_options": "Servers cache prompts by themselves; leave 'prompt_cache_options' out.",
 }
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _LOGPROBS = "message.output_text.logprobs"
 # What `include` may name: the second is there without asking.
-_INCLUDABLE = (_LOGPROBS, "message.input_image.image_url")
+INCLUDABLE = (_LOGPROBS, "message.input_image.image_url")
 # Passed on as they are: the common form has the same words.
 _SAME = (
     "temperature", "top_p", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier",
@@ -59,8 +59,7 @@ _TOOL_FIELDS: Final[Mapping[str, tuple[type, str]]] = {
     "parameters": (dict, "a JSON Schema object"),
     "strict": (bool, "true or false"),
 }
-_MAX_PAIRS, _MAX_NAME, _MAX_VALUE = 16, 64, 512
-_MAX_SALT = 128
+MAX_PAIRS, MAX_NAME, MAX_VALUE = 16, 64, 512
 
 
 class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -145,7 +144,7 @@ class OpenAIResponses:
 
     def parse(self, body: bytes) -> Asked:
         given = decode(body)
-        for name, advice in _REFUSED.items():
+        for name, advice in REFUSED.items():
             value = given.pop(name, None)
             if value is not None and value is not False:
                 raise unsupported(advice, name)
@@ -223,18 +222,20 @@ def _check(request: ResponsesRequest) -> None:
             name = "stream_options.include_obfuscation"
             raise unsupported(f"Events are not obfuscated; leave '{name}' out, or false.", name)
     for i, name in enumerate(request.include or ()):
-        if name not in _INCLUDABLE:
-            text = f"'include[{i}]': only {' and '.join(_INCLUDABLE)} can be given, not '{name[:80]}'."
+        if name not in INCLUDABLE:
+            text = f"'include[{i}]': only {' and '.join(INCLUDABLE)} can be given, not '{name[:80]}'."
             raise unsupported(text, f"include[{i}]")
     if request.top_logprobs and _LOGPROBS not in (request.include or ()):
         raise _invalid(f"needs '{_LOGPROBS}' in 'include'", "top_logprobs")
     metadata = request.metadata or {}
-    if len(metadata) > _MAX_PAIRS:
-        raise _invalid(f"takes at most {_MAX_PAIRS} pairs", "metadata")
-    if any(len(name) > _MAX_NAME or len(value) > _MAX_VALUE for name, value in metadata.items()):
-        raise _invalid(f"takes names of {_MAX_NAME} and values of {_MAX_VALUE} characters at most", "metadata")
-    if request.cache_salt is not None and not 1 <= len(request.cache_salt) <= _MAX_SALT:
-        raise _invalid(f"must have 1 to {_MAX_SALT} characters; leave it out to share the cache", "cache_salt")
+    if len(metadata) > MAX_PAIRS:
+        raise _invalid(f"takes at most {MAX_PAIRS} pairs", "metadata")
+    if any(len(name) > MAX_NAME or len(value) > MAX_VALUE for name, value in metadata.items()):
+        raise _invalid(f"takes names of {MAX_NAME} and values of {MAX_VALUE} characters at most", "metadata")
+    if request.cache_salt is not None and not 1 <= len(request.cache_salt) <= MAX_SALT_CHARACTERS:
+        raise _invalid(
+            f"must have 1 to {MAX_SALT_CHARACTERS} characters; leave it out to share the cache", "cache_salt"
+        )
 
 
 def _invalid(what: str, param: str) -> BadRequest:
@@ -320,8 +321,8 @@ def _text(options: TextOptions, payload: Json, needs: dict[str, str]) -> None:
 
 def _reasoning(options: ReasoningOptions, payload: Json, needs: dict[str, str]) -> None:
     if options.effort is not None:
-        if options.effort not in _EFFORTS:
-            raise _invalid(f"must be one of {', '.join(_EFFORTS)}", "reasoning.effort")
+        if options.effort not in EFFORTS:
+            raise _invalid(f"must be one of {', '.join(EFFORTS)}", "reasoning.effort")
         payload["reasoning_effort"] = options.effort
         needs["reasoning"] = "reasoning.effort"
     # Nobody shortens what a model thought: a summary is its reasoning in the words of the backend.

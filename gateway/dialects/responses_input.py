@@ -16,9 +16,9 @@ from backends.protocol import Json
 from gateway.dialects.errors import BadRequest
 
 MAX_ITEMS: Final = 10_000
-_ROLES: Final = ("user", "assistant", "system", "developer")
-_DETAILS: Final = ("auto", "low", "high", "original")
-_STATES: Final = ("in_progress", "completed", "incomplete")
+ROLES: Final = ("user", "assistant", "system", "developer")
+DETAILS: Final = ("auto", "low", "high", "original")
+STATES: Final = ("in_progress", "completed", "incomplete")
 
 # Fields of an item that are read, or that a client may send back as it got them.
 _ITEM_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -141,8 +141,8 @@ def _item(item: Any, where: str) -> Json:
     only(item, _ITEM_FIELDS[kind], where)
     made = reader(item, where)
     status = item.get("status")
-    if status is not None and status not in _STATES:
-        text = f"'{where}.status' must be one of {', '.join(_STATES)}."
+    if status is not None and status not in STATES:
+        text = f"'{where}.status' must be one of {', '.join(STATES)}."
         raise BadRequest(text, code="invalid_value", param=f"{where}.status")
     made["status"] = status or "completed"
     if item.get("id") is not None:
@@ -152,8 +152,8 @@ def _item(item: Any, where: str) -> Json:
 
 def _message(item: Json, where: str) -> Json:
     role = string(item, "role", where)
-    if role not in _ROLES:
-        text = f"'{where}.role' must be one of {', '.join(_ROLES)}."
+    if role not in ROLES:
+        text = f"'{where}.role' must be one of {', '.join(ROLES)}."
         raise BadRequest(text, code="invalid_value", param=f"{where}.role")
     content = item.get("content")
     if isinstance(content, str):
@@ -237,9 +237,10 @@ def _part(part: Any, role: str, where: str) -> Json:
 
 
 def _image(part: Json, where: str) -> Json:
-    detail = part.get("detail") or "auto"
-    if detail not in _DETAILS:
-        text = f"'{where}.detail' must be one of {', '.join(_DETAILS)}."
+    detail = part.get("detail")
+    detail = "auto" if detail is None else detail
+    if detail not in DETAILS:
+        text = f"'{where}.detail' must be one of {', '.join(DETAILS)}."
         raise BadRequest(text, code="invalid_value", param=f"{where}.detail")
     return {"type": "input_image", "image_url": string(part, "image_url", where), "detail": detail}
 
