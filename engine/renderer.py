@@ -23,6 +23,7 @@ log = logging.getLogger("engine.renderer")
 
 CPU_SECONDS = 3  # thousands of messages take a tenth of a second
 _RECEIVE_BYTES = 1 << 18
+_END_SECONDS = 5.0  # a process that has closed its connection ends within
 
 
 class RenderedTooLong(Exception):
@@ -141,9 +142,19 @@ class Renderer:
 
     async def _ended(self) -> int | None:
         """Wait for the end of a process that has closed its connection; returns its exit code."""
-        process = self._process
-        self._drop()
-        return await process.wait() if process is not None else None
+        process, connection = self._process, self._socket
+        self._process = self._socket = None
+        if connection is not None:
+            connection.close()
+        if process is None:
+            return None
+        self._killed.append(process)
+        # Not killed first: a signal to a process that has just ended would take its exit code away from who waits here.
+        try:
+            return await asyncio.wait_for(process.wait(), _END_SECONDS)
+        except TimeoutError:
+            process.kill()
+            return await process.wait()
 
     def _drop(self) -> None:
         """Kill the process if it still runs; the next conversation starts another."""
