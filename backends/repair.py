@@ -38,7 +38,10 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 def gave_up(choices: Iterable[ChunkChoice | AnswerChoice]) -> str | None:
     """The reason by which a choice says that the server gave up on it, if one does."""
-    return next((choice.finish_reason for choice in choices if choice.finish_reason in _GAVE_UP), None)
+    for choice in choices:  # asked for every event of a stream
+        if choice.finish_reason in _GAVE_UP:
+            return choice.finish_reason
+    return None
 
 
 class StreamRepair:

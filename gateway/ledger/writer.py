@@ -27,7 +27,7 @@ logger = logging.getLogger("tierline.ledger")
 
 # Records per transaction: preparing them holds up the event loop for about a millisecond.
 BATCH_RECORDS: Final = 256
-_AT_ONCE: Final = 32  # records that are read before others get their turn
+_AT_ONCE: Final = 32  # frames that are looked at before others get their turn
 INTERVAL_S: Final = 0.25
 # While the database is down: how long until the next try, doubling from the interval.
 MAX_BACKOFF_S: Final = 10.0
@@ -140,9 +140,11 @@ class LedgerWriter:
         rows: list[LedgerRow] = []
         decisions: list[Decision] = []
         position = self._position
-        while (taken := len(rows) + len(decisions)) < self._batch_records:
+        looked_at = 0
+        while len(rows) + len(decisions) < self._batch_records:
             frame = next(self._frames, None)
-            if taken % _AT_ONCE == _AT_ONCE - 1:
+            looked_at += 1
+            if looked_at % _AT_ONCE == 0:
                 await asyncio.sleep(0)
             if frame is None:
                 following = self._refill(position)
