@@ -35,12 +35,12 @@ import numpy as np
 
 from bench.report import Row, report
 from cache.client import CacheClient
-from cache.embed import Embedder, Vectors
+from cache.embedding.embedder import Embedder, Vectors
 from cache.entry import Entry
 from cache.evaluate import Asked, Pair, Summary, evaluate_pairs, evaluate_stream
-from cache.index import VectorIndex
 from cache.key import CacheKey, build_key
-from cache.verify import objection
+from cache.store.index import VectorIndex
+from cache.words.guards import objection
 
 THRESHOLDS = (0.90, 0.95, 0.97)
 PEER = "cosine alone"

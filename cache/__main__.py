@@ -12,7 +12,7 @@ import signal
 import sys
 from pathlib import Path
 
-from cache.embed import EmbedderError
+from cache.embedding.embedder import EmbedderError
 from cache.service import Config, Service
 
 _PR_SET_PDEATHSIG = 1

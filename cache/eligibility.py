@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from cache.chinese import is_chinese
 from cache.key import last_user_text
-from cache.text import looks_english, main_script, scripts, words
+from cache.words.chinese import is_chinese
+from cache.words.text import looks_english, main_script, scripts, words
 
 Mode = Literal["off", "exact", "semantic"]
 

@@ -23,13 +23,13 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from cache.asking import asked_form
 from cache.eligibility import Mode, check
-from cache.embed import Embedder, EmbedderError, Refused, Vectors
-from cache.index import VectorIndex
-from cache.text import normal_form
-from cache.verify import lowest_cosine, objection, verify
-from cache.writing import folded_form
+from cache.embedding.embedder import Embedder, EmbedderError, Refused, Vectors
+from cache.store.index import VectorIndex
+from cache.words.asking import asked_form
+from cache.words.guards import lowest_cosine, objection, verify
+from cache.words.text import normal_form
+from cache.words.writing import folded_form
 
 _RowType = TypeVar("_RowType")
 _BATCH = 32

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import msgspec
 
-from cache.text import main_script, normal_form, one_spelling
+from cache.words.text import main_script, normal_form, one_spelling
 
 # Changes whenever the same request would get another digest: old entries then simply never match.
 VERSION = "tierline-cache-key-3"

@@ -22,15 +22,15 @@ from typing import Literal, TypeVar
 import msgspec
 
 from cache import wire
-from cache.asking import asked_form
-from cache.batcher import Batcher, Overloaded
-from cache.disk import Disk
-from cache.embed import Embedder, EmbedderError, Refused, find_model, fingerprint
-from cache.embeddings import EmbeddingsApp
+from cache.embedding.batcher import Batcher, Overloaded
+from cache.embedding.embedder import Embedder, EmbedderError, Refused, find_model, fingerprint
+from cache.embedding.http import EmbeddingsApp
 from cache.key import CacheKey
 from cache.stats import CacheStats, Recorder, latency
-from cache.store import Store
-from cache.verify import lowest_cosine, objection, verify
+from cache.store.answers import Store
+from cache.store.disk import Disk
+from cache.words.asking import asked_form
+from cache.words.guards import lowest_cosine, objection, verify
 from edge.limits import Limits
 from edge.server import Server
 

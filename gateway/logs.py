@@ -68,7 +68,7 @@ def setup(settings: LogSettings) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(settings.level.upper())
-    for noisy in ("uvicorn.access", "aiosqlite", "watchfiles", "alembic"):
+    for noisy in ("uvicorn.access", "aiosqlite", "alembic"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 

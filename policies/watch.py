@@ -16,18 +16,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import watchfiles
-
 from policies.load import PolicySet, files_in, load
 from policies.yamlfile import InvalidFile, Problem
 
 logger = logging.getLogger("tierline.policies")
 
-# The watcher wakes up this often even without an event: file systems without events (network mounts, a folder that is
-# deleted and made again) are noticed by content.
-_RESCAN_MS = 400
-# How often the watcher looks whether the kernel has news; each look wakes the process.
-_LOOK_MS = 250
+# How often the folder is looked at. Its content is read: a few small files cost less than the kernel's events, which
+# network mounts do not send and which end when the folder is deleted and made again.
+_LOOK_S = 0.25
 _SETTLE_S = 0.04
 _SETTLE_TRIES = 5
 
@@ -147,39 +143,8 @@ class PolicyStore:
         return result
 
     def _watch(self) -> None:
-        told = False
-        while not self._stop.is_set():
-            try:
-                self._watch_folder()
-            except FileNotFoundError:
-                continue  # deleted between the check and the watch: the next round notices
-            except Exception as error:
-                # No events to be had (the system's watches are used up, for example): look again and again instead.
-                if not told:
-                    logger.error("no events of the policy folder, it is looked at every %d ms: %s", _RESCAN_MS, error)
-                told = True
-                self._stop.wait(_RESCAN_MS / 1000)
-
-    def _watch_folder(self) -> None:
-        """Look at the folder, then whenever it changes, until it is gone."""
-        self.reload()
-        if not self._directory.is_dir():
-            self._stop.wait(_RESCAN_MS / 1000)
-            return
-        for _ in watchfiles.watch(
-            self._directory,
-            watch_filter=None,
-            debounce=_LOOK_MS,
-            step=_LOOK_MS,
-            stop_event=self._stop,
-            rust_timeout=_RESCAN_MS,
-            yield_on_timeout=True,
-            raise_interrupt=False,
-            recursive=False,
-        ):
+        while not self._stop.wait(_LOOK_S):
             self.reload()
-            if not self._directory.is_dir():
-                return
 
 
 def _signature(directory: Path) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from cache.client import CacheClient
-from cache.embed import Embedder
+from cache.embedding.embedder import Embedder
 from cache.entry import Entry
 from cache.key import CacheKey, build_key
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache.asking import asked_form
-from cache.embed import Embedder
-from cache.verify import verify
+from cache.embedding.embedder import Embedder
+from cache.words.asking import asked_form
+from cache.words.guards import verify
 
 FRANCE = "What is the capital of France?"
 

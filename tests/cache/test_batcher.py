@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-import cache.batcher
-from cache.batcher import Batcher
-from cache.embed import Embedder, Vectors
+import cache.embedding.batcher
+from cache.embedding.batcher import Batcher
+from cache.embedding.embedder import Embedder, Vectors
 
 
 class Held(Embedder):
@@ -114,7 +114,7 @@ async def test_a_text_that_a_lookup_needs_too_moves_to_the_front(batcher: Batche
 async def test_what_stood_behind_does_not_drive_out_what_lookups_need(
     batcher: Batcher, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache.batcher, "_REMEMBERED_TEXTS", 8)
+    monkeypatch.setattr(cache.embedding.batcher, "_REMEMBERED_TEXTS", 8)
     held.go_on(10_000)
     await batcher.embed("a question")
     await asyncio.gather(*(batcher.embed(f"{i}", behind=True) for i in range(20)))

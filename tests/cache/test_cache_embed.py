@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cache.batcher import Batcher
-from cache.embed import Embedder, EmbedderError, Refused, find_model, fingerprint
+from cache.embedding.batcher import Batcher
+from cache.embedding.embedder import Embedder, EmbedderError, Refused, find_model, fingerprint
 
 
 def test_vectors_are_unit_vectors_and_the_same_in_any_batch(embedder: Embedder) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cache.embed import Embedder
+from cache.embedding.embedder import Embedder
 from cache.evaluate import Asked, InvalidFile, Pair, evaluate_pairs, evaluate_stream, read_pairs, read_stream
 
 FRANCE = "What is the capital of France?"

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache.disk import Disk
 from cache.entry import Entry
-from cache.index import Vector
 from cache.key import CacheKey, build_key
-from cache.store import Store
+from cache.store.answers import Store
+from cache.store.disk import Disk
+from cache.store.index import Vector
 
 MakeKey = Callable[..., CacheKey]
 MakeEntry = Callable[..., Entry]
@@ -204,7 +204,7 @@ def test_entries_of_another_form_of_key_are_dropped(
     tmp_path: Path, make_key: MakeKey, make_entry: MakeEntry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as earlier:
-        earlier.setattr("cache.disk.VERSION", "an earlier form")
+        earlier.setattr("cache.store.disk.VERSION", "an earlier form")
         disk = Disk(tmp_path, "f")
         Store(max_entries=9, max_bytes=1 << 20, disk=disk).put(make_key("a"), make_entry("a"), None)
         disk.close()

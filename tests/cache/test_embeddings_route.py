@@ -10,9 +10,9 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from cache.batcher import Batcher
-from cache.embed import Embedder
-from cache.embeddings import EmbeddingsApp
+from cache.embedding.batcher import Batcher
+from cache.embedding.embedder import Embedder
+from cache.embedding.http import EmbeddingsApp
 
 
 @dataclass

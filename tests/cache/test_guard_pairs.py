@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from cache.embed import Embedder
-from cache.verify import objection, verify
+from cache.embedding.embedder import Embedder
+from cache.words.guards import objection, verify
 
 THRESHOLD = 0.95
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache.index import Vector, VectorIndex
+from cache.store.index import Vector, VectorIndex
 
 DIMENSION = 16
 

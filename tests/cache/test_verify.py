@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cache.embed import Embedder
-from cache.verify import compare_content, lowest_cosine, objection, verify
+from cache.embedding.embedder import Embedder
+from cache.words.guards import compare_content, lowest_cosine, objection, verify
 
 FRANCE = "What is the capital of France?"
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache.text import normal_form
-from cache.verify import objection
-from cache.writing import case_differs, folded_form
+from cache.words.guards import objection
+from cache.words.text import normal_form
+from cache.words.writing import case_differs, folded_form
 
 FRANCE = "What is the capital of France?"
 

@@ -79,7 +79,7 @@ def emitted() -> set[str]:
             status = call.args[0] if call.args else None
             if name == "ApiError" and isinstance(status, ast.Constant) and status.value in (400, 404) and code:
                 found.update(texts(code))
-    for name, call, _ in calls(ast.parse((ROOT / "cache/embeddings.py").read_text())):
+    for name, call, _ in calls(ast.parse((ROOT / "cache/embedding/http.py").read_text())):
         if name == "_Failed" and ast.literal_eval(call.args[0]) == 400:
             found.update(texts(call.args[2]))
     return found

@@ -141,22 +141,6 @@ def test_a_check_that_fails_itself_is_a_problem_and_the_watch_goes_on(
     assert not watched.store.problems
 
 
-def test_without_events_of_the_system_edits_are_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def none_left(*_: object, **__: object) -> None:
-        raise OSError(28, "inotify watch limit reached")
-
-    monkeypatch.setattr("policies.watch.watchfiles.watch", none_left)
-    watched = Watched(tmp_path / "policies")
-    with watched.store:
-        assert watched.edit(EVERYBODY.replace("6000", "7000")).accepted
-        assert watched.edit(EVERYBODY.replace("6000", "8000")).accepted
-    assert [record.message for record in caplog.records if "inotify" in record.message] == [
-        "no events of the policy folder, it is looked at every 400 ms: [Errno 28] inotify watch limit reached"
-    ]
-
-
 def test_an_edit_before_the_start_is_noticed(tmp_path: Path) -> None:
     watched = Watched(tmp_path / "policies")
     write(watched.folder, a=EVERYBODY.replace("6000", "7000"))

@@ -13,8 +13,8 @@ from itertools import combinations
 
 import msgspec
 
-from cache import lexicon
-from cache.relations import LOOSE, Relation, governors
+from cache.words import lexicon
+from cache.words.relations import LOOSE, Relation, governors
 
 # In longer texts, two words may change places for many a reason; such texts are compared as a whole.
 _MOST_WORDS = 32

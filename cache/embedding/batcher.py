@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from cache.embed import Embedder, Refused
+from cache.embedding.embedder import Embedder, Refused
 
 _REMEMBERED_TEXTS = 2048
 _MAX_QUEUED_TEXTS = 4096  # of either kind

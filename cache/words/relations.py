@@ -14,7 +14,7 @@ from itertools import combinations
 
 import msgspec
 
-from cache import lexicon
+from cache.words import lexicon
 
 
 def _set(listing: str) -> frozenset[str]:

@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from cache.disk import Disk, Row
 from cache.entry import Entry
-from cache.index import Vector, VectorIndex
 from cache.key import CacheKey
-from cache.writing import folded_form
+from cache.store.disk import Disk, Row
+from cache.store.index import Vector, VectorIndex
+from cache.words.writing import folded_form
 
 _VECTOR_OVERHEAD_BYTES = 200
 _Place = tuple[str, str]

@@ -18,11 +18,11 @@ from typing import Literal
 
 import msgspec
 
-from cache import chinese, lexicon
-from cache.order import Order, swapped
-from cache.relations import conflict, relations_of
-from cache.text import words
-from cache.writing import case_differs
+from cache.words import chinese, lexicon
+from cache.words.order import Order, swapped
+from cache.words.relations import conflict, relations_of
+from cache.words.text import words
+from cache.words.writing import case_differs
 
 # How far apart two texts may lie, as a multiple of the distance 1 - threshold, by what their content words do.
 DISTANCE_FACTORS = {"same": 1.5, "added": 1.0, "replaced": 0.5}

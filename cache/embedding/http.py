@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from cache.batcher import Batcher, Overloaded
-from cache.embed import Embedder, Refused
+from cache.embedding.batcher import Batcher, Overloaded
+from cache.embedding.embedder import Embedder, Refused
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from cache import lexicon
-from cache.text import normal_form, words
+from cache.words import lexicon
+from cache.words.text import normal_form, words
 
 # Behind a letter or a digit only: other marks may be what the text is about. "5!" is no "5".
 _FINAL_MARK = re.compile(r"(?<=[^\W\d_])[ \u00a0]?[.?!]+$|(?<=\d)[ \u00a0]?[.?]+$")

@@ -1,0 +1,1 @@
+"""Where answers are kept: in memory by key and by vector, and on disk."""
