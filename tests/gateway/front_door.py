@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from gateway import settings
 from gateway.access.keys import KeyLimits, create_key
 from gateway.access.secret import load_secret
 from gateway.app import App
+from gateway.ledger.database import Database
 from gateway.ledger.schema import ledger
 from gateway.server import Server
 from gateway.services import Services
@@ -37,6 +39,7 @@ routes:
 fallback: [medium, small]
 cache: {mode: "off"}
 """
+_EMPTY_DATABASE: list[bytes] = []  # made once
 PRICE = {"version": "test-1", "input_usd_per_million": "1", "output_usd_per_million": "2"}
 
 
@@ -107,6 +110,7 @@ async def front_door(
     path = root / "tierline.yaml"
     path.write_text(yaml.safe_dump(dict(document)))
     configured = settings.load(path)
+    _begin_with_a_schema(configured, await _empty_database())
     app = App(lambda: Services.open(configured, tracing=tracing))
     server = Server(app, configured.server)
     task = asyncio.create_task(server.serve())
@@ -125,6 +129,25 @@ async def front_door(
         yield FrontDoor(url, created.token, services, root, client, server)
     server.should_exit = True
     await task
+
+
+async def _empty_database() -> bytes:
+    """An SQLite file with the schema and no rows."""
+    if not _EMPTY_DATABASE:
+        with tempfile.TemporaryDirectory() as folder:
+            database = await Database.open(f"sqlite:///{folder}/empty.db")
+            await database.close()
+            _EMPTY_DATABASE.append((Path(folder) / "empty.db").read_bytes())
+    return _EMPTY_DATABASE[0]
+
+
+def _begin_with_a_schema(configured: settings.Settings, empty: bytes) -> None:
+    """Spare a gateway that would make an SQLite file the migrations, which take as long as a test."""
+    file = Path(configured.storage.data_dir) / "tierline.db"
+    if configured.storage.database_url is None and not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch(mode=0o600)
+        file.write_bytes(empty)
 
 
 def events(text: str) -> list[Any]:
