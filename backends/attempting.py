@@ -30,7 +30,7 @@ from backends.connection import Exchange, FailureKind, HttpFailure
 from backends.dialect import Dialect, MalformedAnswer
 from backends.http import retry_after_s
 from backends.pool import Pool, Replica
-from backends.stream import EventStream
+from backends.stream import EventStream, Take
 
 TOTAL: FailureKind = "total_timeout"
 OWN: FailureKind = "deadline"
@@ -70,6 +70,11 @@ class Dispatched:
         if self.stream is None:
             raise TypeError("a plain answer has no events; it is in `whole`")
         return self.stream
+
+    def pass_on(self, take: Take | None) -> None:
+        """Offer the stream's events to `take` while `events` waits for one; see `EventStream.pass_on`."""
+        if self.stream is not None:
+            self.stream.pass_on(take)
 
     async def aclose(self) -> None:
         """Give up what has not arrived; the server sees its connection close at once. May be called again."""

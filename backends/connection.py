@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections.abc import Callable
 from typing import Literal, cast
 from urllib.parse import urlsplit
 
@@ -100,6 +101,7 @@ class Exchange:
         "quiet_kind",
         "stale",
         "status",
+        "tap",
     )
 
     def __init__(self, active: set[Exchange], connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
@@ -111,6 +113,8 @@ class Exchange:
         self._size = 0
         self._waiter: asyncio.Future[None] | None = None
         self._error: HttpFailure | None = None
+        # Is shown a piece that arrives while the reader waits, and says whether that takes care of it.
+        self.tap: Callable[[bytes], bool] | None = None
         self.status = 0
         self.headers: dict[str, str] = {}
         self.complete = False  # the whole answer has arrived
@@ -155,6 +159,10 @@ class Exchange:
         """Whether `read` would return or raise at once."""
         return bool(self._pieces) or self._error is not None or self.complete
 
+    async def changed(self) -> None:
+        """Wait until there is something to look at, or `wake` was called."""
+        await self._wait()
+
     def close(self) -> None:
         """Give the answer up: unless it has arrived whole, its connection breaks now. May be called again."""
         self._pieces.clear()
@@ -186,6 +194,8 @@ class Exchange:
     def add(self, piece: bytes) -> None:
         """Called by the connection with a piece of the body."""
         if self.draining:
+            return
+        if self.tap is not None and self._waiter is not None and not self._pieces and self.tap(piece):
             return
         self._pieces.append(piece)
         self._size += len(piece)

@@ -28,6 +28,7 @@ from backends.chain import Chain
 from backends.dialect import CannotTranslate
 from backends.openai import chat_event
 from backends.protocol import ChatChunk, Json, Usage
+from backends.stream import Take
 
 CHARACTERS_PER_TOKEN = 4
 LONG_TOKEN_CHARACTERS = 8  # events that are longer than this on average hold several tokens
@@ -86,6 +87,19 @@ class Rescuable(Dispatched):
             if self._obstacle is None:
                 self._obstacle = self._delivered.add(fitted, self._call)
             return fitted
+
+    def pass_on(self, take: Take | None) -> None:
+        """As for any answer, until it is continued: from there on every event comes out of `events`."""
+
+        def taken(event: Event) -> bool:
+            assert take is not None
+            if not take(event):
+                return False
+            if self._obstacle is None:
+                self._obstacle = self._delivered.add(event, self._call)
+            return True
+
+        super().pass_on(None if take is None else taken)
 
     async def _continue(self, cut: StreamCut) -> None:
         """Find somebody who goes on with the answer.

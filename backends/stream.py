@@ -38,6 +38,8 @@ _CUT_KINDS: dict[str, CutKind] = {
 
 # Called once: the outcome, and for a broken stream the reason.
 OnEnd = Callable[[Outcome, AttemptFailed | None], None]
+# Passes an event on, or says by False that it cannot now.
+Take = Callable[[Event], bool]
 
 
 class EventStream:
@@ -70,6 +72,8 @@ class EventStream:
         self._progressed = True  # an event since the latest wait did more than keep the connection alive
         self._failure: AttemptFailed | None = None
         self._committed = False
+        self._pass: Take | None = None
+        self._fault: Exception | None = None  # of `_pass`
 
     async def commit(self) -> None:
         """Wait for the first content. Raises AttemptFailed if the stream breaks, ends or reports an error before it."""
@@ -93,11 +97,7 @@ class EventStream:
         if not ready:
             if self._over:
                 raise StopAsyncIteration
-            # Set once per event and not per piece: what only keeps the connection alive is no token.
-            if self._progressed:
-                self._progressed = False
-                patience = AFTER_FINISH_S if self.finished else self._between_tokens_s
-                self._exchange.quiet_deadline = time.monotonic() + patience
+            self._be_patient()
             while not ready and self._failure is None and not self._over:
                 await self._fill()
             if not ready:
@@ -106,6 +106,15 @@ class EventStream:
         if not event.idle:
             self._progressed = True
         return event
+
+    def pass_on(self, take: Take | None) -> None:
+        """From now on, offer each event to `take` as it arrives while the iteration waits: no task wakes up for it.
+
+        An event that `take` does not want comes out of the iteration, as do those behind it until that waits again; and
+        what `take` raises is raised there. None: offer no more.
+        """
+        self._pass = take
+        self._exchange.tap = None if take is None else self._tapped
 
     async def aclose(self) -> None:
         """Give up what has not arrived yet; the server sees its connection close at once. May be called again."""
@@ -116,6 +125,13 @@ class EventStream:
         if not self._exchange.draining:  # after [DONE] the body's own end is awaited, to keep the connection
             self._exchange.close()
 
+    def _be_patient(self) -> None:
+        """Say how long the next event may take. Once per event and not per piece: a sign of life is no token."""
+        if self._progressed:
+            self._progressed = False
+            patience = AFTER_FINISH_S if self.finished else self._between_tokens_s
+            self._exchange.quiet_deadline = time.monotonic() + patience
+
     def _stop(self) -> None:
         """Nothing is left to deliver: end cleanly or report the break."""
         failure, self._over = self._failure, True
@@ -125,11 +141,39 @@ class EventStream:
 
     async def _fill(self) -> None:
         """Read one piece and take its events."""
+        exchange = self._exchange
+        while not exchange.ready():
+            await exchange.changed()
+            if self._fault is not None:
+                raise self._fault
+            if self._ready or self._over or self._failure is not None:
+                return  # left by `_tapped`
         try:
-            piece = await self._exchange.read()
+            piece = await exchange.read()
         except HttpFailure as failure:
             self._fail(AttemptFailed.by(failure))
             return
+        self._feed(piece)
+
+    def _tapped(self, piece: bytes) -> bool:
+        """Take the events of a piece that arrived while the iteration waits, and pass on what can be passed on."""
+        ready, take = self._ready, self._pass
+        if ready or take is None or self._fault is not None:
+            return False
+        self._feed(piece)
+        try:
+            while ready and take(ready[0]):
+                self._progressed = self._progressed or not ready[0].idle
+                del ready[0]
+        except Exception as fault:
+            self._fault = fault
+        self._be_patient()
+        if ready or self._over or self._failure is not None or self._fault is not None:
+            self._exchange.wake()
+        return True
+
+    def _feed(self, piece: bytes) -> None:
+        """Take the events of a piece of the body, which is empty at its end."""
         try:
             parsed = self._parser.feed(piece) if piece else self._parser.close()
             for event in parsed:

@@ -61,6 +61,14 @@ class Cycle(RequestResponseCycle):
         else:
             raise RuntimeError(f"the application sent {kind} out of turn")
 
+    def writable(self) -> bool:
+        """Whether a piece of the body can be written with nothing to wait for."""
+        return not (self.flow.write_paused or self.disconnected or self.response_complete) and self.response_started
+
+    def write_now(self, data: bytes) -> None:
+        """Write a piece of the body, while `writable`."""
+        self._send_body(data, more=True)
+
     def _start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self.response_started = True
         lines = [STATUS_LINE[status][:-2]]

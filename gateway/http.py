@@ -13,7 +13,7 @@ from typing import Any
 import uuid_utils
 
 from backends.protocol import whole_number
-from edge.cycle import LEAVING
+from edge.cycle import LEAVING, Cycle
 from edge.limits import READ_TIMEOUT
 from gateway.bodies import FREE_BYTES, Room
 from gateway.dialects.errors import BadRequest, RequestTimeout, TooLarge
@@ -44,6 +44,7 @@ class Exchange:
     """One HTTP request and its answer. `received_at` is when its body was complete, in monotonic seconds."""
 
     __slots__ = (
+        "_cycle",
         "_headers",
         "_left",
         "_receive",
@@ -60,6 +61,8 @@ class Exchange:
         self.scope = scope
         self._receive = receive
         self._send = send
+        cycle = getattr(send, "__self__", None)
+        self._cycle = cycle if isinstance(cycle, Cycle) else None
         self._headers: dict[bytes, bytes] | None = None
         self._task: asyncio.Task[Any] | None = None
         self._left: Callable[[], None] | None = None
@@ -181,6 +184,15 @@ class Exchange:
 
     async def write(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    def writable(self) -> bool:
+        """Whether `write_now` may be called: the answer goes straight to a client that takes what it is sent."""
+        return self._left is None and self._cycle is not None and self._cycle.writable()
+
+    def write_now(self, data: bytes) -> None:
+        """As `write`, where there is nothing to wait for."""
+        assert self._cycle is not None
+        self._cycle.write_now(data)
 
     async def end(self, data: bytes = b"") -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": False})

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from backends.attempt import StreamCut
+from backends.attempt import Event, StreamCut
 from backends.dispatch import Dispatched
 from backends.openai import chat_body, chat_event
 from gateway.abandoned import client_left
@@ -62,6 +62,23 @@ async def _relay_stream(
     ending: list[bytes] = []
     life.status = 200
     await exchange.start(200, [*SSE_HEADERS, *life.headers()], life.dialect.keep_alive)
+
+    def passed_on(event: Event) -> bool:
+        """Most events are a piece of text for a client that reads: those are passed on as they arrive."""
+        chunk = event.chunk
+        if chunk is None or accounting.progress_due() or not exchange.writable():
+            return False
+        for choice in chunk.choices:
+            if choice.finish_reason:
+                return False
+        meter.see(chunk, event.usage)
+        if keep:
+            kept.append(chat_event(event).data)
+        for raw in writer.event(event):
+            exchange.write_now(raw)
+        return True
+
+    answer.pass_on(passed_on)
     try:
         async for event in answer.events:
             if (chunk := event.chunk) is not None:
@@ -91,6 +108,8 @@ async def _relay_stream(
             status=502,
             code="stream_cut",
         ) from cut
+    finally:
+        answer.pass_on(None)
     await accounting.settle("success")
     ending += await writer.end(life.summary())
     for raw in ending[:-1]:
