@@ -1,4 +1,4 @@
-"""Events that are passed on as they arrive, while whoever iterates waits: the same events in the same order, no task."""
+"""Events that are passed on as they arrive, while whoever iterates waits: the same events in the same order."""
 
 from __future__ import annotations
 
