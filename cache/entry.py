@@ -18,6 +18,8 @@ class Entry(msgspec.Struct, frozen=True):
         cost_nanousd: what the original answer cost, so that a hit can say what it saved.
         created_at, expires_at: Unix time in seconds. The limit is absolute: a hit never extends it.
         question: the last user text that was answered, which a semantic match is verified against.
+        tags: words that name it for purging, such as a document it speaks of.
+        policy: name of the policy under which it was stored.
     """
 
     id: str
@@ -30,10 +32,13 @@ class Entry(msgspec.Struct, frozen=True):
     created_at: float
     expires_at: float
     question: str
+    tags: tuple[str, ...] = ()
+    policy: str = ""
 
     def size_bytes(self) -> int:
-        """Bytes charged against the bound of the cache, without the vector."""
-        return len(self.answer) + len(self.question.encode()) + len(self.model) + len(self.tier) + len(self.id) + 256
+        """Bytes charged against the bound of the cache, without the vectors and the other questions."""
+        words = len(self.model) + len(self.tier) + len(self.id) + len(self.policy) + sum(map(len, self.tags))
+        return len(self.answer) + len(self.question.encode()) + words + 256
 
     def expired(self, now: float | None = None, *, ttl_s: float | None = None) -> bool:
         """Whether the entry is past its own limit, or older than `ttl_s` where the asker is stricter."""

@@ -27,7 +27,7 @@ from cache.embedding.embedder import Embedder, EmbedderError, Refused, find_mode
 from cache.embedding.http import EmbeddingsApp
 from cache.key import CacheKey
 from cache.stats import CacheStats, Recorder, latency
-from cache.store.answers import Store
+from cache.store.answers import Purge, Store
 from cache.store.disk import Disk
 from cache.words.asking import asked_form
 from cache.words.guards import lowest_cosine, objection, verify
@@ -217,7 +217,8 @@ class Service:
             case wire.StatsRequest():
                 return wire.StatsReply(request.id, self._stats())
             case wire.PurgeRequest():
-                removed = self._store.purge(scope=request.scope, model=request.model, older_than_s=request.older_than_s)
+                purge = Purge(scope=request.scope, model=request.model, older_than_s=request.older_than_s)
+                removed = await self._store.purge(purge)
                 return wire.PurgeReply(request.id, removed)
             case wire.EmbedRequest():
                 return await self._embed(request)
@@ -225,15 +226,16 @@ class Service:
     async def _lookup(self, request: wire.LookupRequest) -> wire.LookupReply:
         """Exact, then the same words written otherwise, then nearest neighbours; these two checked by the guards."""
         key = request.key
-        entry = self._store.get_exact(key, ttl_s=request.ttl_s)
-        if entry is not None:
-            return wire.LookupReply(request.id, "exact", 1.0, entry)
+        same = self._store.get_exact(key, ttl_s=request.ttl_s)
+        if same is not None:
+            self._store.used(same.answer_id)
+            return wire.LookupReply(request.id, "exact", 1.0, same.entry)
         if request.mode == "exact":
             return wire.LookupReply(request.id, "miss", reason="no_entry")
         found = self._store.get_folded(key, ttl_s=request.ttl_s)
-        if found is not None and objection(key.text, found[1].question) is None:
-            self._store.touch(found[0])
-            return wire.LookupReply(request.id, "semantic", 1.0, found[1])
+        if found is not None and objection(key.text, found.question) is None:
+            self._store.used(found.answer_id)
+            return wire.LookupReply(request.id, "semantic", 1.0, found.entry)
         if self.batcher is None:
             return wire.LookupReply(request.id, "miss", reason=self._state)
         try:
@@ -242,20 +244,20 @@ class Service:
             return wire.LookupReply(request.id, "miss", reason=refusal.reason)
         except Overloaded:
             return wire.LookupReply(request.id, "miss", reason="overloaded")
-        nearest = self._store.nearest(key, vector, _NEIGHBOURS, ttl_s=request.ttl_s)
+        nearest = await self._store.nearest(key, vector, _NEIGHBOURS, ttl_s=request.ttl_s)
         if not nearest:
             return wire.LookupReply(request.id, "miss", reason="no_entry")
         reason: str | None = "below_threshold"
-        for rank, (id, cosine, entry) in enumerate(nearest):
-            if cosine < lowest_cosine(request.threshold):
+        for rank, near in enumerate(nearest):
+            if near.cosine < lowest_cosine(request.threshold):
                 break
-            verdict = verify(key.text, entry.question, cosine, request.threshold)
+            verdict = verify(key.text, near.question, near.cosine, request.threshold)
             if verdict.accepted:
-                self._store.touch(id)
-                return wire.LookupReply(request.id, "semantic", min(cosine, 1.0), entry)
+                self._store.used(near.answer_id)
+                return wire.LookupReply(request.id, "semantic", min(near.cosine, 1.0), near.entry)
             if rank == 0:
                 reason = verdict.reason
-        return wire.LookupReply(request.id, "miss", score=nearest[0][1], reason=reason)
+        return wire.LookupReply(request.id, "miss", score=nearest[0].cosine, reason=reason)
 
     async def _keep(self, request: wire.StoreRequest) -> str | None:
         """Store an answer; with a vector if it may be found by other words, else for the same words only."""
@@ -266,7 +268,7 @@ class Service:
         elif request.mode == "semantic" and self.batcher is not None:
             with contextlib.suppress(Refused, Overloaded):
                 vector = await self.batcher.embed(asked_form(request.key.text))
-        return self._store.put(request.key, request.entry, vector)
+        return self._store.put(request.key, request.entry, vector).reason
 
     async def _embed(self, request: wire.EmbedRequest) -> wire.Reply:
         if self.batcher is None:

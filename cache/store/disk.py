@@ -1,4 +1,4 @@
-"""Entries on disk, so that a restarted cache process is warm: one SQLite file, readable by its owner only.
+"""Answers with their questions on disk, so that a restarted cache process is warm: one SQLite file, its owner's only.
 
 Losing it loses only speed: writes are not synced to the platter (a killed process loses nothing, a power cut may), and
 a damaged file is moved aside. Entries of another embedder or another form of key, and expired ones, are dropped when
@@ -22,30 +22,34 @@ from cache.entry import Entry
 from cache.key import VERSION
 
 _log = logging.getLogger(__name__)
-_SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 2
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS entries (
     exact TEXT PRIMARY KEY,
     scope TEXT NOT NULL,
     partition TEXT NOT NULL,
     context TEXT NOT NULL,
+    question TEXT NOT NULL,
+    author TEXT NOT NULL,
     fingerprint TEXT NOT NULL,
     expires_at REAL NOT NULL,
     entry BLOB NOT NULL,
     vector BLOB
-) WITHOUT ROWID
+)
 """
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Entry)
 
 
 class Row(msgspec.Struct, frozen=True):
-    """An entry with where it belongs; `vector` is None for entries of the exact cache only."""
+    """A question with where it belongs and its answer; `vector` is None for those of the exact cache only."""
 
     exact: str
     scope: str
     partition: str
     context: str
+    question: str
+    author: str
     entry: Entry
     vector: NDArray[np.float32] | None
 
@@ -93,28 +97,31 @@ class Disk:
         return database
 
     def rows(self) -> Iterator[Row]:
-        """Every entry kept; one that cannot be read is skipped with a warning."""
-        query = "SELECT exact, scope, partition, context, entry, vector FROM entries ORDER BY expires_at"
-        for exact, scope, partition, context, entry, vector in self._database.execute(query):
+        """Every question kept, an answer's own before its aliases; what cannot be read is skipped with a warning."""
+        query = "SELECT exact, scope, partition, context, question, author, entry, vector FROM entries ORDER BY rowid"
+        for exact, scope, partition, context, question, author, entry, vector in self._database.execute(query):
             try:
                 decoded = _decoder.decode(entry)
             except msgspec.DecodeError as error:
                 _log.warning("a cache entry on disk cannot be read and is skipped: %s", error)
                 continue
-            yield Row(exact, scope, partition, context, decoded, _vector(vector))
+            yield Row(exact, scope, partition, context, question, author, decoded, _vector(vector))
 
-    def put(self, row: Row) -> None:
-        """Write an entry over any earlier one of the same exact key."""
+    def put(self, row: Row, entry: Entry) -> None:
+        """Write a question over any earlier one of the same exact key."""
         self._database.execute(
-            "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT (exact) DO UPDATE SET vector = excluded.vector, entry = excluded.entry",
             (
                 row.exact,
                 row.scope,
                 row.partition,
                 row.context,
+                row.question,
+                row.author,
                 self._fingerprint,
-                row.entry.expires_at,
-                _encoder.encode(row.entry),
+                entry.expires_at,
+                _encoder.encode(entry),
                 None if row.vector is None else row.vector.astype(np.float32).tobytes(),
             ),
         )
