@@ -12,7 +12,7 @@ import logging
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
@@ -228,7 +228,10 @@ def _prepare_file(path: Path) -> None:
     in the making, tells the second at once that the database is locked. Hence one at a time, by the migrations' lock.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    # Never open a database that is there: closing it would drop the locks of every connection that this process has to
+    # it, and another process, taking itself for the last one, would delete the log that holds what was committed.
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     descriptor = _lock_file(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

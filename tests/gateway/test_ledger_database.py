@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import functools
 import os
 import sqlite3
 import stat
@@ -105,6 +106,25 @@ async def test_opening_waits_for_whoever_sets_up_the_file(tmp_path: Path) -> Non
     async with database.read() as connection:
         assert await connection.scalar(text("PRAGMA journal_mode")) == "wal"
     await database.close()
+
+
+async def test_opened_twice_it_keeps_what_is_committed_after_a_command_has_looked(tmp_path: Path) -> None:
+    """POSIX drops a process's locks on a file when it closes any descriptor of it: the log of commits would be deleted
+    by the next process that opens and closes the database, and every later commit be lost with this process."""
+    url = f"sqlite:///{tmp_path}/d.db"
+    first = await Database.open(url)
+    await first.insert_rows([row(1)])
+    second = await Database.open(url, migrate=False)
+    await second.insert_rows([row(2)])
+    await second.close()
+    counting = "SELECT count(*) FROM ledger"
+    looking = f"import sqlite3, sys; print(sqlite3.connect(sys.argv[1]).execute('{counting}').fetchone())"
+    command = [sys.executable, "-c", looking, str(tmp_path / "d.db")]
+    look = functools.partial(asyncio.to_thread, subprocess.check_output, command, text=True)
+    assert await look() == "(2,)\n"
+    await first.insert_rows([row(3)])
+    assert await look() == "(3,)\n"
+    await first.close()
 
 
 def test_processes_that_start_at_once_migrate_once(tmp_path: Path) -> None:
