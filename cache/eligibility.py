@@ -8,15 +8,19 @@ In doubt a request is refused: a miss costs money, a wrong hit costs trust.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Any, Literal
 
 import msgspec
 
 from cache.key import last_user_text
 from cache.words.chinese import is_chinese
+from cache.words.dependence import on_asker, on_time
 from cache.words.text import looks_english, main_script, scripts, words
 
 Mode = Literal["off", "exact", "semantic"]
+# Reasons for no cache at all that a policy may set aside, because its owner knows that they do not hold there.
+Allowable = Literal["personal", "time_bound"]
 
 # Longer texts carry details that one vector blurs; the exact cache still serves them.
 MAX_SEMANTIC_CHARACTERS = 600
@@ -24,41 +28,16 @@ MAX_SEMANTIC_CHARACTERS = 600
 MAX_CHARACTERS = 65_536
 ENGLISH_ALPHABET = frozenset({"latin"})
 
-# The next three are searched for in lower case, which is several times faster than ignoring case; they must stay linear
-# in the length of the text, whatever it is.
-_TIME_BOUND = re.compile(
-    r"\b(?:today|tonight|tomorrow|yesterday|now|nowadays|currently|latest|newest|recent|recently|lately|upcoming|"
-    r"(?<!electric )(?<!alternating )(?<!direct )(?<!ocean )current|"
-    r"(?:this|last|next|past) (?:second|minute|hour|morning|afternoon|evening|night|day|week|weekend|month|"
-    r"quarter|year|season|monday|tuesday|wednesday|thursday|friday|saturday|sunday)|"
-    r"at the moment|at present|these days|so far|as of|up to date|up-to-date|breaking news|the news|headlines|weather|"
-    r"(?:what|which) (?:time|day|date|year|month) is|what's the (?:time|date)|what is the (?:time|date|day)|"
-    r"stock price|share price|exchange rate|price of (?:bitcoin|gold|oil)|score of|how long ago|"
-    r"\d+ (?:minutes|hours|days|weeks|months|years) ago|aujourd'hui|heute|hoy|oggi|hoje|vandaag)\b"
-)
-_TIME_BOUND_CHINESE = re.compile(
-    r"今天|明天|昨天|后天|今晚|今早|现在|目前|当前|最新|最近|近期|刚才|刚刚|[这本上下](?:周|个?星期|个?月|季度)|今年|去年|明年|"
-    r"几点了|几号了|天气|新闻|股价|汇率|金价|油价|比分"
-)
-_PERSONAL_CHINESE = re.compile(
-    r"我(?:的|家)?(?:名字|年龄|生日|邮箱|地址|电话|手机号|密码|余额|工资|订单|发票|预约|预订|日程|位置|病历|身份证)|我是谁|我在哪|我多大|我几岁|记得我"
-)
-_PERSONAL = re.compile(
-    r"\b(?:who am i|where am i|where do i live|how old am i|about me|remember me|do you remember|"
-    r"my (?:\w+ )?(?:name|age|birthday|email|e-mail|address|phone|number|password|passcode|pin code|account balance|"
-    r"balance|salary|order|invoice|booking|reservation|appointment|calendar|location|diagnosis|prescription|ssn))\b"
-    r"|(?<![\d.])\+?\d(?:[ -]?\d){8,}(?![\d.])"  # a telephone, card or account number
-)
-_E_MAIL = re.compile(r"[\w.+-]@[\w-]+\.\w")
 # The answer copies or transforms the very words of the request: a rewording is another task.
 _WORDING_BOUND = re.compile(
     r"\b(?:translat\w*|rewrit\w*|re-writ\w*|rephras\w*|reword\w*|paraphras\w*|proofread\w*|spell-?check\w*|summari[sz]\w*|"
     r"shorten|abbreviat\w*|transcrib\w*|transliterat\w*|anagram\w*|palindrom\w*|rhym\w*|"
     r"(?:correct|fix|check|improve) (?:the |my |this |these )?(?:\w+ )?(?:grammar|spelling|punctuation|sentence|"
     r"sentences|text|paragraph|typos?|errors?|mistakes?)|"
-    r"(?:repeat|echo|quote|classify|categori[sz]e|label|extract|tag|format|convert|complete|continue|count) "
-    r"(?:the|this|these|after|from|back|following|my|in|how)|"
-    r"how many (?:letters|words|characters|vowels|syllables|times)|the following|as follows|verbatim|word for word|"
+    r"(?!complete my)(?:repeat|echo|quote|classify|categori[sz]e|label|extract|tag|format|convert|complete|continue|"
+    r"count) (?:the|this|these|after|from|back|following|my|in|how)|"
+    r"how many (?:letters|words|characters|vowels|syllables|times (?:do|does|is))|"
+    r"the following|as follows|verbatim|word for word|"
     r"capitali[sz]\w*|(?:upper|lower|title|camel|snake)[ -]?case\w*|(?:capital|block|small) letters?|all caps|"
     r"case[ -](?:in)?sensitiv\w*|regex\w*|regular expressions?|spell(?:ed|ing|s|t)?|punctuat\w*|"
     r"(?:question|exclamation) marks?|full stops?)\b",
@@ -66,6 +45,19 @@ _WORDING_BOUND = re.compile(
 )
 _WORDING_BOUND_CHINESE = re.compile(
     r"翻译|译成|改写|改成|润色|总结|概括|缩写|校对|纠正|复述|重复|多少[个]?字|几个字|笔画|拼音|怎么读|怎么写|大写|小写|押韵|造句|以下|下面|下列|如下"
+)
+# The question says what to answer. Whoever asks it in earnest gets what it wants; nobody else may.
+_STEERS = re.compile(
+    r"\b(?:ignore|disregard|forget|override) (?:\w+ ){0,2}(?:previous|prior|above|earlier|other|system|instructions?)|"
+    r"\b(?:answer|reply|respond|output|print|return) (?:only|just|exactly|always|simply|with|that|as)\b|"
+    r"\b(?:say|claim|pretend|insist|state|mention|recommend|tell (?:me|them|us|everyone|people|the user)) "
+    r"(?:only|just|exactly|always|that)\b|"
+    r"\b(?:you are now|act as|role-?play|as if you|no matter what|"
+    r"you (?:must|should|will|have to) (?:only |always )?(?:answer|say|reply|respond|recommend|tell|mention)|"
+    r"(?:in|at the end of|to) your (?:answer|reply|response)|"
+    r"your (?:answer|reply|response) (?:must|should|shall|is|will|has to)|"
+    r"the (?:correct |right |only )?answer (?:must|should|will))\b",
+    re.IGNORECASE,
 )
 _QUOTED = re.compile(
     r"[「」『』]|[\"“”«»][^\"“”«»]{2,}[\"“”«»]|(?<![\w'])'[^'\n]{2,}'(?!\w)|:\s*\S+(?:\s+\S+){4,}|:\s*\n"
@@ -100,6 +92,7 @@ def check(
     allow_temperature: float,
     default_temperature: float | None = None,
     scripts_covered: frozenset[str] = ENGLISH_ALPHABET,
+    allow: Collection[Allowable] = (),
 ) -> Eligibility:
     """Decide how a chat request may use the cache.
 
@@ -110,15 +103,16 @@ def check(
         default_temperature: what counts where the request names none; None if nobody knows. A request that leaves it
             to a server whose default nobody knows has not asked for variety and is allowed.
         scripts_covered: scripts that the embedder knows (`CacheClient.scripts`).
+        allow: reasons that do not count under this policy.
 
     Reasons for `off`: policy, tools, n, logprobs, temperature, web_search, audio, images, attachments, not_a_question,
     empty, too_long, time_bound, personal. Reasons for `exact` where `semantic` was asked: structured_output,
-    prediction, several_parts, too_long, code, depends_on_wording, script_not_covered, language_not_covered,
-    not_standalone.
+    prediction, several_parts, too_long, code, depends_on_wording, steers_the_answer, script_not_covered,
+    language_not_covered, not_standalone.
     """
     if mode == "off":
         return Eligibility("off", "policy")
-    never = _never(payload, allow_temperature, default_temperature)
+    never = _never(payload, allow_temperature, default_temperature, allow)
     if never or mode == "exact":
         return Eligibility("off", never) if never else Eligibility("exact")
     only_exact = _only_exact(payload, scripts_covered)
@@ -151,7 +145,15 @@ def storable(answer: dict[str, Any]) -> str | None:
     return None if isinstance(content, str) and content.strip() else "empty"
 
 
-def _never(payload: dict[str, Any], allow_temperature: float, default_temperature: float | None) -> str | None:
+def too_varied(payload: dict[str, Any], allow_temperature: float, default_temperature: float | None) -> bool:
+    """Whether the temperature of a request, or the model's own where it names none, is above what is allowed."""
+    temperature = default_temperature if payload.get("temperature") is None else payload["temperature"]
+    return temperature is not None and temperature > allow_temperature
+
+
+def _never(
+    payload: dict[str, Any], allow_temperature: float, default_temperature: float | None, allow: Collection[Allowable]
+) -> str | None:
     """Why not even the same words may get the same answer."""
     if payload.get("tools") or payload.get("functions"):
         return "tools"
@@ -159,8 +161,7 @@ def _never(payload: dict[str, Any], allow_temperature: float, default_temperatur
         return "n"
     if payload.get("logprobs") or payload.get("top_logprobs"):
         return "logprobs"
-    temperature = default_temperature if payload.get("temperature") is None else payload["temperature"]
-    if temperature is not None and temperature > allow_temperature:
+    if too_varied(payload, allow_temperature, default_temperature):
         return "temperature"
     if payload.get("web_search_options") is not None:
         return "web_search"
@@ -177,13 +178,9 @@ def _never(payload: dict[str, Any], allow_temperature: float, default_temperatur
         return "empty"
     if len(text) > MAX_CHARACTERS:
         return "too_long"
-    lower = text.lower()
-    chinese = is_chinese(text)
-    if _TIME_BOUND.search(lower) or (chinese and _TIME_BOUND_CHINESE.search(text)):
+    if "time_bound" not in allow and on_time(text):
         return "time_bound"
-    if _PERSONAL.search(lower) or ("@" in lower and _E_MAIL.search(lower)):
-        return "personal"
-    return "personal" if chinese and _PERSONAL_CHINESE.search(text) else None
+    return "personal" if "personal" not in allow and on_asker(text) else None
 
 
 def _only_exact(payload: dict[str, Any], covered: frozenset[str]) -> str | None:
@@ -202,6 +199,8 @@ def _only_exact(payload: dict[str, Any], covered: frozenset[str]) -> str | None:
         return "code"
     if _WORDING_BOUND.search(text) or _QUOTED.search(text) or _WORDING_BOUND_CHINESE.search(text):
         return "depends_on_wording"
+    if _STEERS.search(text):
+        return "steers_the_answer"
     if not scripts(text) <= covered:
         return "script_not_covered"
     if not (is_chinese(text) or (main_script(text) in ("latin", "none") and looks_english(text))):
