@@ -15,6 +15,7 @@ from backends.protocol import whole_number
 from gateway.access.input_bound import input_bound
 from gateway.access.limits import Admission, BudgetExhausted, Refused, Scope
 from gateway.access.principal import AuthenticationError, Principal
+from gateway.cache_headers import read as read_cache_headers
 from gateway.candidates import select
 from gateway.dialects.errors import (
     BadRequest,
@@ -49,7 +50,6 @@ KINDS: Mapping[Operation, str] = {
 }
 MAX_TAGS = 16
 MAX_TAG_LENGTH = 64
-CACHE_DIRECTIVES = frozenset({"no-cache", "no-store", "only-if-cached"})
 # A client library tries again on 429 by itself; beyond this wait that is in vain.
 LONGEST_RETRY_S = 60.0
 
@@ -93,8 +93,7 @@ def read_headers(life: Life) -> None:
         life.deadline = life.started + deadline_ms / 1000
     if (tags := exchange.header(b"x-tierline-tags")) is not None:
         life.tags = _tags(tags)
-    if (directives := exchange.header(b"x-tierline-cache")) is not None:
-        life.cache_directives = _cache_directives(directives)
+    life.cache_directives = read_cache_headers(exchange.header(b"cache-control"), exchange.header(b"x-tierline-cache"))
     if (key := exchange.header(b"idempotency-key")) is not None:
         life.idempotency_key = idempotency_key(key)
 
@@ -135,17 +134,6 @@ def _tags(header: str) -> dict[str, str]:
     if len(tags) > MAX_TAGS:
         raise BadRequest(f"'x-tierline-tags' takes at most {MAX_TAGS} pairs.", code="invalid_tags")
     return tags
-
-
-def _cache_directives(header: str) -> frozenset[str]:
-    given = frozenset(part.strip().lower() for part in header.split(",") if part.strip())
-    if unknown := given - CACHE_DIRECTIVES:
-        raise BadRequest(
-            f"'x-tierline-cache' does not know {', '.join(sorted(unknown))}; it takes "
-            f"{', '.join(sorted(CACHE_DIRECTIVES))}.",
-            code="invalid_cache_directive",
-        )
-    return given
 
 
 async def route(services: Services, life: Life) -> None:
@@ -267,7 +255,7 @@ async def admit(services: Services, life: Life, *, free: bool = False) -> None:
     assert policy is not None
     scopes = _scopes(principal, policy)
     tokens = cost_nanousd = 0
-    if free or "only-if-cached" in life.cache_directives:
+    if free or life.cache_directives.only_if_cached:
         # It asks no model and costs nothing, so it needs no money and no tokens: a spent budget does not stop it.
         scopes = tuple(replace(scope, tokens_per_minute=None, budget_nanousd=None) for scope in scopes)
     else:

@@ -54,6 +54,7 @@ class Turn:
         self.reads = False
         self.writes = False
         self.only_if_cached = False
+        self.oldest_s: float | None = None  # how old an answer may be
 
     async def __aenter__(self) -> Turn:
         self._prepare()
@@ -73,7 +74,7 @@ class Turn:
         asked = life.asked
         assert asked is not None
         directives = life.cache_directives
-        self.only_if_cached = "only-if-cached" in directives
+        self.only_if_cached = directives.only_if_cached
         policy, cache = life.decision.cache, services.cache
         if asked.operation != "chat" or "anthropic" in asked.needs:
             # Only the words of a chat are compared; what the common form cannot say would not be compared at all.
@@ -96,10 +97,11 @@ class Turn:
             life.cache_reason = allowed.reason or "unavailable"
             return
         self.mode = allowed.mode
-        self.reads = "no-cache" not in directives
-        self.writes = "no-store" not in directives
+        self.reads = directives.forbids_reading is None
+        self.writes = not directives.no_store
+        self.oldest_s = directives.oldest_s(policy.ttl)
         if not self.reads:
-            life.cache_reason = "no-cache"
+            life.cache_reason = directives.forbids_reading
         else:
             life.cache = "miss"
         self.key = build_key(

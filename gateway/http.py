@@ -27,7 +27,6 @@ Header = tuple[bytes, bytes]
 JSON_TYPE: Header = (b"content-type", b"application/json")
 SSE_HEADERS: tuple[Header, ...] = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
 

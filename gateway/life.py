@@ -15,6 +15,7 @@ from backends.dispatch import Attempt, Candidate
 from gateway.access.limits import Grant, Standing
 from gateway.access.principal import Principal
 from gateway.bodies import Room
+from gateway.cache_headers import NONE, Directives
 from gateway.dialects.dialect import Asked, Dialect, Writer
 from gateway.dialects.errors import GatewayError
 from gateway.http import Exchange, Header
@@ -44,7 +45,7 @@ class Life(msgspec.Struct, eq=False):
     room: Room | None = None  # memory that its body takes
     asked: Asked | None = None
     tags: dict[str, str] = {}
-    cache_directives: frozenset[str] = frozenset()
+    cache_directives: Directives = NONE
     deadline: float | None = None  # monotonic
     idempotency_key: str | None = None
     recorder: Recorder | None = None  # of the first request with the key
@@ -104,6 +105,7 @@ class Life(msgspec.Struct, eq=False):
     def headers(self) -> list[Header]:
         """Tierline's response headers, as far as they are known."""
         pairs: list[tuple[str, str]] = [("x-request-id", self.request_id)]
+        pairs.append(("cache-control", "no-store"))  # answers belong to a key; whoever stands between keeps none
         if self.dialect.request_id_header != "x-request-id":
             pairs.append((self.dialect.request_id_header, self.request_id))
         decision = self.decision

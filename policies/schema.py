@@ -135,6 +135,14 @@ class CachePolicy(Strict):
     allow_temperature: float = Field(
         0.0, ge=0, le=2, description="Requests with a higher temperature are answered afresh."
     )
+    allow: tuple[Literal["personal", "time_bound"], ...] = Field(
+        (),
+        description="Questions that are answered from the cache all the same: personal, where no answer depends on who"
+        " asks; time_bound, where none depends on the day within 'ttl'.",
+    )
+    share_tiers: bool = Field(
+        False, description="Where a rule or the default chose the tier, answers of larger tiers may be given, too."
+    )
 
     @model_validator(mode="after")
     def _nothing_ignored(self) -> Self:
@@ -142,6 +150,10 @@ class CachePolicy(Strict):
             raise ValueError("'threshold' has a meaning only with 'mode: semantic'")
         if self.ttl is not None and self.mode == "off":
             raise ValueError("'ttl' has no meaning with 'mode: off'")
+        if self.mode == "off" and (self.allow or self.share_tiers):
+            raise ValueError(f"'{'allow' if self.allow else 'share_tiers'}' has no meaning with 'mode: off'")
+        if len(set(self.allow)) != len(self.allow):
+            raise ValueError("'allow' names a reason twice")
         return self
 
 

@@ -28,6 +28,9 @@ class CacheSettings(Strict):
     max_batch_size: int = Field(8, ge=1)
     max_wait_ms: float = Field(2.0, ge=0)
     lookup_timeout_ms: float = Field(250.0, gt=0, description="A slower look-up counts as a miss.")
+    hit_jitter_ms: float = Field(
+        0.0, ge=0, le=60_000, description="A hit waits a random time up to this, so that its speed tells less."
+    )
     threads: int = Field(1, ge=1)
     embeddings_port: int | None = Field(None, ge=1, le=65535, description="Serve the embedder over HTTP, for backends.")
 
