@@ -1,0 +1,156 @@
+"""What a cache process must not forget about its replicas, though it is killed: retractions, published or not.
+
+A small SQLite file beside the answers, or memory where these are only there too. Retractions are few, so each is
+written at once.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+import os
+import sqlite3
+import time
+import uuid
+from pathlib import Path
+
+from cache.replicas.records import Retraction, Unreadable, unpack_retraction
+
+_log = logging.getLogger(__name__)
+_SCHEMA_VERSION = 1
+# As many as Redis keeps: who was away for more starts anew.
+MOST_KEPT = 10_000
+# More that wait for Redis are replaced by a single one, which forgets everything.
+MOST_WAITING = 10_000
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS retractions (id TEXT PRIMARY KEY, number INTEGER, packed BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+"""
+
+
+class Notes:
+    """`known` is the number up to which every retraction has been followed; `name` is this process's, for good; `home`
+    is the data set and the run of the Redis that it last was in step with.
+
+    Runs on one thread.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        """Open or create `folder/replicas.db`.
+
+        Raises:
+            OSError: the file cannot be made, or another program has it.
+        """
+        self._path = None if folder is None else folder / "replicas.db"
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        self.damaged = False
+        try:
+            self._database = self._open()
+        except sqlite3.DatabaseError as error:
+            if self._path is None or error.sqlite_errorcode in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                raise OSError(f"{self._path} is in use by another program: {error}") from error
+            aside = self._path.with_name(f"replicas.damaged-{time.time_ns()}.db")
+            _log.warning("%s is damaged (%s): moved to %s", self._path, error, aside)
+            self._path.rename(aside)
+            self.damaged = True
+            self._database = self._open()
+        self.name = self._fact("name") or self._keep_fact("name", uuid.uuid4().hex)
+        self.known = int(self._fact("known") or 0)
+        self.home = self._fact("home")
+        self._numbers: dict[str, int] = {}
+        self._followed: list[tuple[int, Retraction]] = []  # by number
+        self._waiting: dict[str, Retraction] = {}
+        for number, packed in self._database.execute("SELECT number, packed FROM retractions ORDER BY number, rowid"):
+            try:
+                retraction = unpack_retraction(packed)
+            except Unreadable as error:
+                _log.warning("%s: %s", self._path, error)
+                continue
+            if number is None:
+                self._waiting[retraction.id] = retraction
+            else:
+                self._numbers[retraction.id] = number
+                self._followed.append((number, retraction))
+
+    def _open(self) -> sqlite3.Connection:
+        if self._path is not None:
+            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
+        database = sqlite3.connect(self._path or ":memory:", isolation_level=None, check_same_thread=False)
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("PRAGMA synchronous = NORMAL")
+            if database.execute("PRAGMA user_version").fetchone()[0] not in (0, _SCHEMA_VERSION):
+                database.executescript("DROP TABLE IF EXISTS retractions; DROP TABLE IF EXISTS facts")
+                self.damaged = True
+            database.executescript(_SCHEMA)
+            database.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+        except sqlite3.DatabaseError:
+            database.close()
+            raise
+        return database
+
+    @property
+    def waiting(self) -> list[Retraction]:
+        """Retractions of this process that Redis has not, oldest first."""
+        return list(self._waiting.values())
+
+    @property
+    def followed(self) -> list[tuple[int, Retraction]]:
+        """Retractions that have a number, ascending; not to be changed."""
+        return self._followed
+
+    def knows(self, retraction: Retraction) -> bool:
+        """Whether it was followed here, with its number or not yet."""
+        return retraction.id in self._numbers or retraction.id in self._waiting
+
+    def number_of(self, retraction: Retraction) -> int | None:
+        return self._numbers.get(retraction.id)
+
+    def add(self, retraction: Retraction) -> None:
+        """This process forgets something that the others must forget too."""
+        if len(self._waiting) >= MOST_WAITING:
+            _log.warning("more was forgotten than can wait for Redis: everybody is going to forget everything")
+            self._waiting.clear()
+            self._database.execute("DELETE FROM retractions WHERE number IS NULL")
+            retraction = Retraction(id=retraction.id, kind="purge", made_at=retraction.made_at)
+        self._waiting[retraction.id] = retraction
+        self._write(retraction, None)
+
+    def numbered(self, number: int, retraction: Retraction) -> None:
+        """A retraction has been followed here and has its number."""
+        self._waiting.pop(retraction.id, None)
+        if retraction.id not in self._numbers:
+            bisect.insort(self._followed, (number, retraction), key=lambda pair: pair[0])
+        self._numbers[retraction.id] = number
+        self._write(retraction, number)
+        if len(self._followed) > MOST_KEPT:
+            for _, old in self._followed[:-MOST_KEPT]:
+                del self._numbers[old.id]
+                self._database.execute("DELETE FROM retractions WHERE id = ?", (old.id,))
+            del self._followed[:-MOST_KEPT]
+
+    def reach(self, number: int) -> None:
+        """Every retraction up to this one has been followed."""
+        if number > self.known:
+            self.known = number
+            self._keep_fact("known", str(number))
+
+    def settle(self, home: str) -> None:
+        if home != self.home:
+            self.home = self._keep_fact("home", home)
+
+    def close(self) -> None:
+        self._database.close()
+
+    def _write(self, retraction: Retraction, number: int | None) -> None:
+        row = (retraction.id, number, retraction.packed())
+        self._database.execute("INSERT OR REPLACE INTO retractions VALUES (?, ?, ?)", row)
+
+    def _fact(self, name: str) -> str | None:
+        row = self._database.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def _keep_fact(self, name: str, value: str) -> str:
+        self._database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+        return value

@@ -1,0 +1,244 @@
+"""One cache process among others that share their answers through Redis.
+
+    store ── what was kept or forgotten here ──► publishing ──► Redis ── stream ──► following ──► every other store
+    start, or a gap in the stream ──► what was forgotten meanwhile, then a snapshot beside the stream
+
+It promises that no look-up ever waits for Redis; that what one process keeps or forgets, all do as soon as they hear of
+it; that a process which was away learns what was forgotten before it takes anything; and that while Redis is away this
+process serves what it has, and tells afterwards what it kept and forgot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+
+from cache.replicas.following import Follower, Gap, silently
+from cache.replicas.link import DatasetLost, Link, RedisAway, RedisFull
+from cache.replicas.notes import Notes
+from cache.replicas.pending import Pending
+from cache.replicas.publishing import ALIVE_S, Publisher
+from cache.replicas.records import Retraction, Sealing
+from cache.store.answers import Purge, Store
+
+_log = logging.getLogger(__name__)
+RETRY_S: Final = 0.5
+CONFIRM_S: Final = 5.0
+_ASK_AGAIN_S: Final = 0.02
+_FAREWELL_S: Final = 1.0
+_CANCEL_AGAIN_S: Final = 0.05
+
+
+class Purged(msgspec.Struct, frozen=True):
+    """How far a purge has come: answers removed here, how many processes have followed, and which have not and why."""
+
+    removed: int
+    confirmed: int = 1
+    unconfirmed: list[str] = []
+
+
+class ReplicaStats(msgspec.Struct, frozen=True):
+    """`replicas`: processes heard of lately, this one included. `answers` and `bytes` are those in Redis.
+
+    `waiting`: changes that Redis does not have yet. Since the process started: `published` and `taken` answers,
+    `retractions` of others that were followed, `rebuilds` from a snapshot, answers that stay in this process because
+    too many waited for Redis (`dropped`) or it had no room (`refused`), and those that could not be read.
+    """
+
+    connected: bool
+    replicas: int
+    answers: int
+    bytes: int
+    waiting: int
+    published: int
+    taken: int
+    retractions: int
+    rebuilds: int
+    dropped: int
+    refused: int
+    unreadable: int
+
+
+class Replica:
+    """Keeps a store in step with Redis. `listener` is what the store has to tell its changes to. One event loop."""
+
+    def __init__(
+        self,
+        store: Store,
+        link: Link,
+        notes: Notes,
+        *,
+        fingerprint: str,
+        label: str,
+        most_bytes: int,
+        sealing: Sealing,
+        pending: Pending | None = None,
+    ) -> None:
+        """
+        Args:
+            fingerprint: answers of another one are not taken: their vectors mean nothing here.
+            label: what people call this process, such as host and socket.
+            most_bytes: what all answers together may take in Redis.
+        """
+        self._store = store
+        self._link = link
+        self._notes = notes
+        self._pending = Pending() if pending is None else pending
+        self._moved = asyncio.Event()
+        self._follower = Follower(store, link, notes, fingerprint, sealing, self._followed)
+        self.listener = Publisher(
+            store,
+            link,
+            notes,
+            self._pending,
+            fingerprint=fingerprint,
+            label=label,
+            most_bytes=most_bytes,
+            sealing=sealing,
+            moves=self._moves,
+        )
+        self._complained = False
+        self.connected = False
+
+    def stats(self) -> ReplicaStats:
+        followed, published = self._follower.counts, self.listener.counts
+        return ReplicaStats(
+            connected=self.connected,
+            replicas=published.replicas if self.connected else 1,
+            answers=published.answers,
+            bytes=published.bytes,
+            waiting=len(self._pending) + len(self._notes.waiting),
+            published=published.published,
+            taken=followed.taken,
+            retractions=followed.retractions,
+            rebuilds=followed.rebuilds,
+            dropped=self._pending.dropped,
+            refused=published.refused,
+            unreadable=followed.unreadable,
+        )
+
+    # -- purging -----------------------------------------------------------------------------------------------------
+
+    async def purge(self, purge: Purge) -> Purged:
+        """Forget here and everywhere; wait until every live process has confirmed it, within limits."""
+        retraction = Retraction.of_purge(purge)
+        self.listener.hold(retraction)  # on record first: should the process be killed now, it is followed later
+        try:
+            with silently():
+                removed = await self._store.purge(purge)
+        finally:
+            self.listener.release(retraction)
+        deadline = time.monotonic() + CONFIRM_S
+        while self.connected and time.monotonic() < deadline:
+            number = self._notes.number_of(retraction)
+            if number is not None:
+                return await self._confirmed(removed, number, deadline)
+            await self._moves(deadline)
+        return Purged(removed, 1, ["every other process: Redis is away, they follow when it is back"])
+
+    async def _confirmed(self, removed: int, number: int, deadline: float) -> Purged:
+        while True:
+            try:
+                confirmed, expected, silent = self._split(await self._link.call("replicas"), number)
+            except (RedisAway, RedisFull, DatasetLost):
+                return Purged(removed, 1, ["every other process: Redis went away before they could confirm"])
+            if not expected or time.monotonic() >= deadline:
+                return Purged(removed, confirmed, [*expected, *silent])
+            await asyncio.sleep(_ASK_AGAIN_S)
+
+    def _split(self, found: list[Any], number: int) -> tuple[int, list[str], list[str]]:
+        """How many have reached a number; who lives and has not; and who has not been heard of for a while."""
+        confirmed = 1
+        expected: list[str] = []
+        silent: list[str] = []
+        for name, epoch, age_ms, label in zip(*(iter(found[1:]),) * 4, strict=True):
+            age_s, who = int(age_ms) / 1000, label.decode()
+            if name.decode() == self._notes.name:
+                continue
+            if int(epoch) >= number:
+                confirmed += 1
+            elif age_s <= ALIVE_S:
+                expected.append(f"{who}: has not confirmed")
+            else:
+                silent.append(f"{who}: not heard of for {age_s:.0f} s, follows when it is back")
+        return confirmed, expected, silent
+
+    # -- the task ----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Keep in step until cancelled. A Redis that is away is looked for twice a second."""
+        for retraction in self._notes.waiting:  # the process may have been killed before it had followed its own
+            await self._follower.apply(retraction)
+        while True:
+            try:
+                await self._session()
+            except DatasetLost:
+                _log.warning("Redis holds other data than it did; telling it what was forgotten")
+            except Gap as gap:
+                _log.warning("%s: reading the answers anew", gap)
+                self._follower.lose()
+            except (RedisAway, RedisFull) as error:
+                if not self._complained:
+                    _log.error("Redis is away (%s): this process serves and keeps what it has by itself", error)
+                self._complained = True
+                await asyncio.sleep(RETRY_S)
+
+    async def _session(self) -> None:
+        """From one connection to its end."""
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            await self._link.open()
+            await self._follower.catch_up(await self._link.join(uuid.uuid4().hex, self._notes.known))
+            self.listener.begin()
+            self.connected, self._complained = True, False
+            _log.info("sharing answers with other cache processes through Redis")
+            follower, publisher = self._follower, self.listener
+            work = (follower.follow(), publisher.publish(), follower.snapshot(), publisher.sweep())
+            tasks = [asyncio.create_task(one) for one in work]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        except asyncio.CancelledError:
+            await _end(tasks)
+            await self._farewell()
+            raise
+        finally:
+            ended = await _end(tasks)
+            self.connected = False
+            self._followed()
+            await self._link.close()
+        for error in ended:
+            if isinstance(error, Exception):
+                raise error
+
+    async def _farewell(self) -> None:
+        with suppress(RedisAway, RedisFull, DatasetLost, TimeoutError):
+            async with asyncio.timeout(_FAREWELL_S):
+                await self.listener.send_retractions()
+                while len(self._pending):
+                    await self.listener.send_puts()
+                await self._link.call("leave", self._notes.name)
+
+    def _followed(self) -> None:
+        self._moved.set()
+        self.listener.wake()
+
+    async def _moves(self, deadline: float) -> None:
+        """Wait until a retraction was followed or the connection was lost."""
+        self._moved.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                await self._moved.wait()
+
+
+async def _end(tasks: list[asyncio.Task[None]]) -> list[BaseException | None]:
+    """Cancel tasks and wait for them: more than once, because the client of Redis may swallow a cancellation."""
+    while running := [task for task in tasks if not task.done()]:
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running, timeout=_CANCEL_AGAIN_S)
+    return await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,204 @@
+-- The answers that cache processes share: each call is atomic; one stream tells every process what changed.
+--
+-- KEYS[1]  a prefix with a hash tag, such as {tierline}:cache
+-- ARGV[1]  the operation
+-- ARGV[2]  the data set that the caller has joined; another one answers {'lost'}
+-- ARGV[3…] its arguments
+--
+--   PREFIX:answer:ID     hash    answer, first (the exact key of the question it was given to), epoch, created, expires,
+--                                fingerprint, and q:EXACT for each of its questions; expires by itself
+--   PREFIX:exact:EXACT   string  the ID of the answer to that question; expires with it
+--   PREFIX:ends          zset    IDs by the end of their time, in milliseconds;  PREFIX:order  by when they were put
+--   PREFIX:sizes         hash    bytes by ID;  PREFIX:bytes  their sum
+--   PREFIX:changes       stream  n (counted without a gap), by (the process), kind, id, and for a retraction its number
+--   PREFIX:sequence      string  n of the latest change;  PREFIX:epoch  number of the latest retraction
+--   PREFIX:retractions   zset    what was forgotten, by number: so that who was away learns of it
+--   PREFIX:replicas      hash    name of a process -> epoch it has reached, when it said so, what people call it
+--   PREFIX:dataset       string  made when Redis is empty: whoever knows another one has lost touch
+
+local PREFIX, OPERATION, DATASET = KEYS[1], ARGV[1], ARGV[2]
+local ENDS, ORDER, SIZES, BYTES = PREFIX .. ':ends', PREFIX .. ':order', PREFIX .. ':sizes', PREFIX .. ':bytes'
+local CHANGES, SEQUENCE, EPOCH = PREFIX .. ':changes', PREFIX .. ':sequence', PREFIX .. ':epoch'
+local RETRACTIONS, REPLICAS = PREFIX .. ':retractions', PREFIX .. ':replicas'
+local MOST_CHANGES, MOST_RETRACTIONS = 50000, 10000
+-- More than this in one call would hold up everybody else; the next call goes on.
+local MOST_AT_ONCE = 100
+local ENTRY_BYTES = 512
+local GHOST_MS = 3600 * 1000
+
+local function argument(index) return ARGV[2 + index] end
+local function answer_key(id) return PREFIX .. ':answer:' .. id end
+local function exact_key(exact) return PREFIX .. ':exact:' .. exact end
+local function number_at(key) return tonumber(redis.call('GET', key) or 0) end
+
+local function now_ms()
+  local time = redis.call('TIME')
+  return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+end
+
+local function tell(...)
+  redis.call('XADD', CHANGES, 'MAXLEN', '~', MOST_CHANGES, '*', 'n', redis.call('INCR', SEQUENCE), ...)
+end
+
+local function resize(id, bytes)
+  local before = tonumber(redis.call('HGET', SIZES, id) or 0)
+  if bytes == 0 then redis.call('HDEL', SIZES, id) else redis.call('HSET', SIZES, id, bytes) end
+  redis.call('INCRBY', BYTES, bytes - before)
+end
+
+-- What an answer and its questions take now.
+local function measure(id)
+  local key = answer_key(id)
+  local bytes = ENTRY_BYTES
+  for _, field in ipairs(redis.call('HKEYS', key)) do bytes = bytes + redis.call('HSTRLEN', key, field) end
+  resize(id, bytes)
+end
+
+local function remove(id)
+  local key = answer_key(id)
+  for _, field in ipairs(redis.call('HKEYS', key)) do
+    if string.sub(field, 1, 2) == 'q:' then
+      local pointer = exact_key(string.sub(field, 3))
+      if redis.call('GET', pointer) == id then redis.call('DEL', pointer) end
+    end
+  end
+  redis.call('UNLINK', key)
+  redis.call('ZREM', ENDS, id)
+  redis.call('ZREM', ORDER, id)
+  resize(id, 0)
+end
+
+local function remove_question(id, exact)
+  local key = answer_key(id)
+  redis.call('DEL', exact_key(exact))
+  if redis.call('HGET', key, 'first') == exact then return remove(id) end
+  if redis.call('HDEL', key, 'q:' .. exact) == 1 then measure(id) end
+end
+
+-- What was known of this very request is of no more use: the answer, or the alias alone.
+local function make_way(exact, id)
+  local known = redis.call('GET', exact_key(exact))
+  if known and known ~= id then remove_question(known, exact) end
+end
+
+-- Forget what is past its time, then what was put first until the rest is within bounds. No retraction: other processes
+-- may keep what they have of it.
+local function make_room(most_bytes)
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', ENDS, '-inf', now_ms(), 'LIMIT', 0, MOST_AT_ONCE)) do remove(id) end
+  for _ = 1, MOST_AT_ONCE do
+    if number_at(BYTES) <= most_bytes then return end
+    local first = redis.call('ZRANGE', ORDER, 0, 0)[1]
+    if not first then return end
+    remove(first)
+  end
+end
+
+local function log_retraction(number, packed, by)
+  redis.call('ZADD', RETRACTIONS, number, packed)
+  redis.call('ZREMRANGEBYRANK', RETRACTIONS, 0, -MOST_RETRACTIONS - 1)
+  tell('by', by, 'kind', 'retract', 'number', number, 'retraction', packed)
+end
+
+local operations = {}
+
+-- Arguments: an id for a new data set, the highest number of a retraction that the caller knows.
+-- {data set, n of the latest change, its place in the stream, epoch, number of the oldest retraction kept or 0}
+function operations.join()
+  local dataset = redis.call('GET', PREFIX .. ':dataset')
+  if not dataset then
+    dataset = argument(1)
+    redis.call('SET', PREFIX .. ':dataset', dataset)
+  end
+  if tonumber(argument(2)) > number_at(EPOCH) then redis.call('SET', EPOCH, argument(2)) end
+  local latest = redis.call('XREVRANGE', CHANGES, '+', '-', 'COUNT', 1)[1]
+  local oldest = redis.call('ZRANGE', RETRACTIONS, 0, 0, 'WITHSCORES')
+  return { dataset, number_at(SEQUENCE), latest and latest[1] or '0-0', number_at(EPOCH), tonumber(oldest[2] or 0) }
+end
+
+-- by, id, exact, expires in ms, created, epoch, fingerprint, most bytes, answer, question
+function operations.put()
+  local by, id, exact, expires, created, epoch, fingerprint, most_bytes, answer, question = unpack(ARGV, 3, 12)
+  if (ENTRY_BYTES + #answer + #question) * 8 > tonumber(most_bytes) then return { 'too_large' } end
+  if tonumber(expires) <= now_ms() then return { 'expired' } end
+  make_way(exact, id)
+  redis.call('HSET', answer_key(id), 'answer', answer, 'first', exact, 'epoch', epoch, 'created', created, 'expires',
+    expires, 'fingerprint', fingerprint, 'q:' .. exact, question)
+  redis.call('PEXPIREAT', answer_key(id), expires)
+  redis.call('SET', exact_key(exact), id, 'PXAT', expires)
+  redis.call('ZADD', ENDS, expires, id)
+  redis.call('ZADD', ORDER, number_at(SEQUENCE), id)
+  measure(id)
+  make_room(tonumber(most_bytes))
+  tell('by', by, 'kind', 'put', 'id', id)
+  return { 'ok' }
+end
+
+-- by, id, exact, most bytes, question
+function operations.alias()
+  local by, id, exact, most_bytes, question = unpack(ARGV, 3, 7)
+  local expires = redis.call('HGET', answer_key(id), 'expires')
+  if not expires then return { 'gone' } end
+  make_way(exact, id)
+  if redis.call('EXISTS', answer_key(id)) == 0 then return { 'gone' } end
+  redis.call('HSET', answer_key(id), 'q:' .. exact, question)
+  redis.call('SET', exact_key(exact), id, 'PXAT', expires)
+  measure(id)
+  make_room(tonumber(most_bytes))
+  tell('by', by, 'kind', 'put', 'id', id)
+  return { 'ok' }
+end
+
+-- by, the retraction as it travels, what it is of (answer, question, purge), id, exact. {'ok', its number}
+function operations.retract()
+  local by, packed, kind, id, exact = unpack(ARGV, 3, 7)
+  if kind == 'answer' then remove(id) elseif kind == 'question' then remove_question(id, exact) end
+  local number = redis.call('INCR', EPOCH)
+  log_retraction(number, packed, by)
+  return { 'ok', number }
+end
+
+-- A retraction that was made in another data set: by, number, packed. Knowing it already changes nothing.
+function operations.recall()
+  local by, number, packed = unpack(ARGV, 3, 5)
+  if redis.call('ZSCORE', RETRACTIONS, packed) then return { 'ok' } end
+  if tonumber(number) > number_at(EPOCH) then redis.call('SET', EPOCH, number) end
+  log_retraction(number, packed, by)
+  return { 'ok' }
+end
+
+-- Answers that a purge has met, by id.
+function operations.drop()
+  for index = 3, #ARGV do remove(ARGV[index]) end
+  return { 'ok' }
+end
+
+-- A process is alive: name, epoch that it has reached, what people call it. {'ok', n of the latest change, answers, bytes}
+function operations.beat()
+  redis.call('HSET', REPLICAS, argument(1), argument(2) .. ' ' .. string.format('%.0f', now_ms()) .. ' ' .. argument(3))
+  return { 'ok', number_at(SEQUENCE), redis.call('ZCARD', ENDS), number_at(BYTES) }
+end
+
+function operations.leave()
+  redis.call('HDEL', REPLICAS, argument(1))
+  return { 'ok' }
+end
+
+-- {'ok', name, epoch, milliseconds since it was heard of, what people call it, …}
+function operations.replicas()
+  local found, now = { 'ok' }, now_ms()
+  local all = redis.call('HGETALL', REPLICAS)
+  for index = 1, #all, 2 do
+    local epoch, seen, label = string.match(all[index + 1], '^(%d+) (%d+) (.*)$')
+    if now - tonumber(seen) > GHOST_MS then
+      redis.call('HDEL', REPLICAS, all[index])
+    else
+      for _, value in ipairs({ all[index], epoch, string.format('%.0f', now - tonumber(seen)), label }) do
+        found[#found + 1] = value
+      end
+    end
+  end
+  return found
+end
+
+if OPERATION ~= 'join' and redis.call('GET', PREFIX .. ':dataset') ~= DATASET then return { 'lost' } end
+return operations[OPERATION]()
