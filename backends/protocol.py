@@ -7,9 +7,12 @@ clients and the engine's own server; it imports nothing of Tierline.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from types import UnionType
+from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
+
+_Request = TypeVar("_Request")
 
 # JSON objects that are passed through without being interpreted.
 Json = dict[str, Any]
@@ -212,6 +215,43 @@ class InvalidRequest(ValueError):
         super().__init__(message)
         self.param = param
         self.code = code
+
+
+_LARGEST_WHOLE: Final = 2.0**63
+
+
+def convert(body: Json, kind: type[_Request]) -> _Request:
+    """The typed view of a decoded body. An integer may be written `5.0`, as SDKs of languages without integers write it
+    and OpenAI takes it; in the body it becomes `5`, so that nobody after this sees anything else.
+
+    Raises:
+        msgspec.ValidationError: a field that is missing or of the wrong type.
+    """
+    try:
+        return msgspec.convert(body, kind)
+    except msgspec.ValidationError:
+        if not _make_whole(body, kind):
+            raise
+        return msgspec.convert(body, kind)
+
+
+def _make_whole(body: Json, kind: type[Any]) -> bool:
+    """Write whole numbers as integers in those fields of the body that take one; False if there was nothing to do."""
+    found = [
+        field.encode_name
+        for field in msgspec.structs.fields(kind)
+        if isinstance(value := body.get(field.encode_name), float)
+        and value.is_integer()
+        and abs(value) <= _LARGEST_WHOLE
+        and _takes_integer(field.type)
+    ]
+    body.update((name, int(body[name])) for name in found)
+    return bool(found)
+
+
+def _takes_integer(kind: object) -> bool:
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    return int in kinds and float not in kinds
 
 
 def wrong_type(error: msgspec.ValidationError) -> InvalidRequest:

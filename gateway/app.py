@@ -61,7 +61,6 @@ _PATHS: Mapping[str, frozenset[str]] = {
     path: frozenset(method for method, other in ROUTES if other == path) for _, path in ROUTES
 }
 _MODEL_PREFIX = "/v1/models/"
-_RESPONSE_PREFIX = f"{kept.PREFIX}resp_"
 _MESSAGES_PATH = "/v1/messages"  # here and below it, even clients that do not say so speak the Anthropic dialect
 
 
@@ -125,9 +124,8 @@ def _find(exchange: Exchange) -> Handler:
         return admin.serve_beside_models
     if path.startswith(_MODEL_PREFIX) and len(path) > len(_MODEL_PREFIX):
         path = "/v1/models/{model}"
-    elif path.startswith(_RESPONSE_PREFIX):
-        _, _, below = path[len(_RESPONSE_PREFIX) :].partition("/")
-        path = "/v1/responses/{response_id}" + (f"/{below}" if below else "")
+    elif path.startswith(kept.PREFIX):
+        path = _path_of_response(method, path)
     route = ROUTES.get((method, path)) or ROUTES.get(("GET" if method == "HEAD" else method, path))
     if route is not None:
         return route.handler
@@ -136,6 +134,15 @@ def _find(exchange: Exchange) -> Handler:
         allowed = ", ".join(sorted(methods))
         raise MethodNotAllowed(f"{path} takes {allowed}, not {method}.", headers={"allow": allowed})
     raise NotFound(f"There is nothing at {method} {path[:200]}. See /openapi.json.", code="unknown_url")
+
+
+def _path_of_response(method: str, path: str) -> str:
+    """The route of a kept answer. What does not look like an id may be one that nobody has, or a route of OpenAI's that
+    is not here: which it is, the method tells."""
+    id, _, below = path.removeprefix(kept.PREFIX).partition("/")
+    route = "/v1/responses/{response_id}" + (f"/{below}" if below else "")
+    known = ("GET" if method == "HEAD" else method, route) in ROUTES
+    return route if id.startswith("resp_") or (id and known) else path
 
 
 async def respond_error(exchange: Exchange, error: GatewayError) -> None:

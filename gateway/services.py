@@ -201,6 +201,11 @@ class Services:
                     f"backend '{name}' takes its key from the environment variable {backend.api_key_env}, "
                     "which is not set."
                 )
+            if not (api_key.isascii() and api_key.isprintable()) or api_key != api_key.strip():
+                raise MissingSecret(
+                    f"backend '{name}' takes its key from the environment variable {backend.api_key_env}, whose value "
+                    "holds a line break, a blank around it, or other characters that no header can carry."
+                )
         hedge = backend.hedge
         return Pool(
             name,

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from backends.bounds import check_bounds
-from backends.protocol import ChatRequest, CompletionRequest, Json, Message, StreamOptions
+from backends.bounds import check_bounds, check_elements
+from backends.protocol import ChatRequest, CompletionRequest, Json, Message, StreamOptions, convert
 from engine.server.errors import ApiError, unsupported
 
 _LONGEST_NAME = 64
@@ -74,6 +74,7 @@ def decode_object(raw: bytes, *, tokens: str | None = None) -> dict[str, Any]:
         ApiError: 400 if the body is not a JSON object.
         InvalidRequest: it is nested too deeply or holds too many elements.
     """
+    check_elements(raw)
     try:
         body = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -92,13 +93,13 @@ def parse_chat(body: dict[str, Any]) -> tuple[ChatRequest, ChatExtras]:
         msgspec.ValidationError: a field of the wrong type.
     """
     _refuse_unknown(body, ChatRequest, ChatExtras)
-    return msgspec.convert(body, ChatRequest), msgspec.convert(body, ChatExtras)
+    return convert(body, ChatRequest), convert(body, ChatExtras)
 
 
 def parse_completion(body: dict[str, Any]) -> tuple[CompletionRequest, Extras]:
     """Both halves of a text completion request; raises like `parse_chat`."""
     _refuse_unknown(body, CompletionRequest, Extras)
-    return msgspec.convert(body, CompletionRequest), msgspec.convert(body, Extras)
+    return convert(body, CompletionRequest), convert(body, Extras)
 
 
 def check_messages(messages: list[Json], read_by_template: frozenset[str]) -> None:

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
+from backends import protocol
 from backends.bounds import check_bounds, check_elements
 from backends.protocol import InvalidRequest, Json, wrong_type
 from gateway.dialects.errors import BadRequest
@@ -34,13 +35,13 @@ def decode(body: bytes, *, tokens: str | None = None) -> Json:
 
 
 def convert(payload: Json, kind: type[_T]) -> _T:
-    """The typed view of a decoded body.
+    """The typed view of a decoded body (see `backends.protocol.convert`).
 
     Raises:
         BadRequest: a field that is missing or of the wrong type; `param` names it.
     """
     try:
-        return msgspec.convert(payload, kind)
+        return protocol.convert(payload, kind)
     except msgspec.ValidationError as error:
         raise bad_request(wrong_type(error)) from None
     except RecursionError:

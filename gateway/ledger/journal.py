@@ -298,6 +298,8 @@ class Journal:
                 raise JournalFull(self.error) from error
             self.error = f"cannot write the journal in {self.directory}: {error}"
             raise JournalFailed(self.error) from error
+        if not made.mapped and self._file is None:
+            logger.info("the file system of %s maps no files: records are written one by one", self.directory)
         with self._fd_lock:
             if self._file is not None:
                 self._retired.append((self._file.retire(), self._offset))
@@ -313,13 +315,16 @@ class Journal:
 
     def _write_frames(self, frame: bytes) -> None:
         """Write what waits, and this behind it."""
-        if self._waiting:
-            waiting = b"".join([frames.pack(payload, self._salt) for payload in self._waiting])
-            self._waiting.clear()
-            self._reserved -= len(waiting)
-            frame = waiting + frame
+        waiting = b"".join([frames.pack(payload, self._salt) for payload in self._waiting])
+        frame = waiting + frame
         assert self._file is not None
-        self._file.write(frame, self._offset)
+        try:
+            self._file.write(frame, self._offset)
+        except OSError as error:
+            self.error = f"cannot write the journal in {self.directory}: {error}"
+            raise JournalFailed(self.error) from error
+        self._waiting.clear()
+        self._reserved -= len(waiting)
         self._offset += len(frame)
         self._dirty = True
 

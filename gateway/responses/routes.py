@@ -6,7 +6,8 @@ they cost nothing and have no row in the ledger.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, unquote
 
@@ -15,6 +16,7 @@ import msgspec
 from backends.protocol import Json, whole_number
 from gateway.access.principal import Principal
 from gateway.admission import authenticate
+from gateway.bodies import FREE_BYTES
 from gateway.dialects.errors import BadRequest, NotFound
 from gateway.dialects.openai_responses import RESPONSES
 from gateway.dialects.responses_input import unsupported
@@ -35,12 +37,13 @@ _encode = msgspec.json.Encoder().encode
 
 async def retrieve(services: Services, exchange: Exchange) -> None:
     """`GET /v1/responses/{response_id}`."""
-    kept = await _find(services, exchange)
+    principal, kept = await _find(services, exchange)
     query = _query(exchange, ("stream", "starting_after", "include_obfuscation"))
     for name, value in query.items():
         if value != "false":
             raise unsupported("Only answers in the background can be streamed again; there are none here.", name)
-    await _json(exchange, kept.read().response)
+    async with _room(services, principal, kept.body_bytes):
+        await _json(exchange, kept.read().response)
 
 
 async def remove(services: Services, exchange: Exchange) -> None:
@@ -57,7 +60,7 @@ async def remove(services: Services, exchange: Exchange) -> None:
 
 async def input_items(services: Services, exchange: Exchange) -> None:
     """`GET /v1/responses/{response_id}/input_items`: all that the model was given, the earlier turns included."""
-    kept = await _find(services, exchange)
+    principal, kept = await _find(services, exchange)
     query = _query(exchange, ("after", "limit", "order"))
     limit = whole_number(query.get("limit", str(_PAGE)), 4)
     if limit is None or not 1 <= limit <= _MAX_PAGE:
@@ -65,23 +68,24 @@ async def input_items(services: Services, exchange: Exchange) -> None:
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise _invalid("must be asc or desc", "order")
-    *earlier, own = await conversation(services, kept)
-    items = [*items_of(earlier), *own.input]
-    if order == "desc":
-        items.reverse()
-    start = 0
-    if "after" in query:
-        start = next((i + 1 for i, item in enumerate(items) if item["id"] == query["after"]), 0)
-        if not start:
-            raise _invalid("names no item of this response", "after")
-    page = items[start : start + limit]
-    ends = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
-    await _json(exchange, {"object": "list", "data": page, **ends, "has_more": start + limit < len(items)})
+    async with _room(services, principal, kept.total_bytes):
+        *earlier, own = await conversation(services, kept)
+        items = [*items_of(earlier), *own.input]
+        if order == "desc":
+            items.reverse()
+        start = 0
+        if "after" in query:
+            start = next((i + 1 for i, item in enumerate(items) if item["id"] == query["after"]), 0)
+            if not start:
+                raise _invalid("names no item of this response", "after")
+        page = items[start : start + limit]
+        ends = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
+        await _json(exchange, {"object": "list", "data": page, **ends, "has_more": start + limit < len(items)})
 
 
 async def cancel(services: Services, exchange: Exchange) -> None:
     """`POST /v1/responses/{response_id}/cancel`: nothing here runs in the background, so nothing can be cancelled."""
-    kept = await _find(services, exchange)
+    _, kept = await _find(services, exchange)
     text = f"The response '{kept.id}' is complete: only answers in the background can be cancelled. To cancel one that "
     raise BadRequest(f"{text}is still being written, close its connection.", code="not_in_background")
 
@@ -92,7 +96,23 @@ async def _caller(services: Services, exchange: Exchange) -> Principal:
     return principal
 
 
-async def _find(services: Services, exchange: Exchange) -> Kept:
+@asynccontextmanager
+async def _room(services: Services, principal: Principal, needed_bytes: int) -> AsyncIterator[None]:
+    """Memory for what is read from the database, shared with the bodies of requests.
+
+    Raises:
+        RateLimited, Unavailable: there is none.
+    """
+    room = services.bodies.room(principal.key_id)
+    try:
+        if needed_bytes > FREE_BYTES:
+            await room.add(needed_bytes)
+        yield
+    finally:
+        room.close()
+
+
+async def _find(services: Services, exchange: Exchange) -> tuple[Principal, Kept]:
     principal, id = await _caller(services, exchange), _id(exchange)
     try:
         kept = await services.responses.get(principal.project_id, id)
@@ -100,7 +120,7 @@ async def _find(services: Services, exchange: Exchange) -> Kept:
         raise unavailable() from error
     if kept is None:
         raise _not_found(services, id)
-    return kept
+    return principal, kept
 
 
 def _id(exchange: Exchange) -> str:

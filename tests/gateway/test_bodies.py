@@ -226,6 +226,20 @@ async def test_earlier_turns_take_room_as_well(small_door: FrontDoor) -> None:
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "gateway_overloaded")
 
 
+async def test_kept_answers_are_read_where_there_is_room(small_door: FrontDoor) -> None:
+    door = small_door
+    made = await door.client.post("/v1/responses", json={"model": "mock", "input": "x" * MIB}, headers=door.headers())
+    path = f"/v1/responses/{made.json()['id']}"
+    assert (await door.client.get(f"{path}/input_items", headers=door.headers())).status_code == 200
+    await door.services.bodies.take("somebody", 3 * MIB, None)
+    for below in ("", "/input_items"):
+        refused = await door.client.get(path + below, headers=door.headers())
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "gateway_overloaded"), below
+    door.services.bodies.give_back("somebody", 3 * MIB)
+    assert (await door.client.get(path, headers=door.headers())).status_code == 200
+    assert door.services.bodies.held_bytes == 0
+
+
 def test_memory_of_large_bodies_goes_back_to_the_system() -> None:
     """Of many at once, in pieces as they come from a socket, with small things that stay in between. As glibc is by
     itself, 180 MB stay."""

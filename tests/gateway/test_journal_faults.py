@@ -127,12 +127,24 @@ _KILLED = """
 """
 
 
-def test_kill_9_loses_no_row_that_was_reported(tmp_path: Path) -> None:
+# In place of a file system that maps no file for writing, which cannot be made here.
+_UNMAPPED = """
+    import mmap
+
+    def refuse(*_):
+        raise OSError(19, "No such device")
+
+    mmap.mmap = refuse
+"""
+
+
+@pytest.mark.parametrize("before", ["", _UNMAPPED], ids=["mapped", "unmapped"])
+def test_kill_9_loses_no_row_that_was_reported(tmp_path: Path, before: str) -> None:
     """Three times over the same directory: a process appends and reports as fast as it can, and is killed."""
     reported: list[str] = []
     for wait_s in (0.3, 0.05, 0.4):
         process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(_KILLED), str(tmp_path)], stdout=subprocess.PIPE
+            [sys.executable, "-c", textwrap.dedent(before + _KILLED), str(tmp_path)], stdout=subprocess.PIPE
         )
         assert process.stdout is not None
         first = process.stdout.readline()
@@ -148,4 +160,46 @@ def test_kill_9_loses_no_row_that_was_reported(tmp_path: Path) -> None:
     # Beyond those reported there is at most the one that each process was working on.
     assert len(times) - len(set(reported)) <= 3
     assert {row.outcome for row in found if row.attempt_id in set(reported)} == {"success"}
+    journal.close()
+
+
+_FAILING = """
+    import resource, signal, sys
+    from pathlib import Path
+    from gateway.ledger.journal import Journal, JournalFailed
+    from gateway.ledger.records import Close, Decided, Open
+    from gateway.ledger.rows import Decision
+    from tests.gateway.journals import closed, contents, row
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    journal = Journal.open(Path(sys.argv[1]))
+    journal.append(Open(row("first")))
+    journal.append(Decided(Decision(request_id="waits", ts_ms=1)))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (journal.end.offset + 10, resource.RLIM_INFINITY))
+    for record in (Open(row("refused")), Close(row("first"))):
+        try:
+            journal.append(record)
+        except JournalFailed as error:
+            assert "cannot write the journal" in str(error) and journal.error == str(error)
+        else:
+            raise AssertionError("the disk took it")
+    assert journal.open_attempts == 1
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    journal.append(Close(row("first")))
+    journal.append(Open(row("second")))
+    assert journal.error is None
+    kinds = [type(record).__name__ for record in contents(journal)]
+    assert kinds == ["Open", "Decided", "Close", "Open"], kinds
+    journal.close()
+"""
+
+
+def test_a_write_that_fails_in_the_middle_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    """Half a record is on the disk then: the next one is written over it."""
+    script = textwrap.dedent(_UNMAPPED + _FAILING)
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    journal = Journal.open(tmp_path)
+    assert closed(journal) == ["first", "second"]
+    assert [found.attempt_id for found in journal.interrupted] == ["second"]
     journal.close()

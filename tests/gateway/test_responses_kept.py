@@ -154,11 +154,23 @@ async def test_nothing_can_be_cancelled(door: FrontDoor) -> None:
         ("POST", "/v1/responses/compact", 404),
         ("POST", "/v1/responses/input_tokens", 404),
         ("GET", "/v1/responses/resp_x/output_items", 404),
+        ("GET", "/v1/responses/", 404),
+        ("PUT", "/v1/responses/x", 404),
     ],
 )
 async def test_what_is_not_there(door: FrontDoor, method: str, path: str, status: int) -> None:
     response = await door.client.request(method, path, headers=door.headers())
     assert response.status_code == status
+    assert response.json()["error"]["code"] != "response_not_found"
+
+
+@pytest.mark.parametrize("id", ["resp_x", "x", "chatcmpl-1", "%F0%9F%90%8D", "a%2Fb", "x" * 2000])
+async def test_an_id_that_nobody_has(door: FrontDoor, id: str) -> None:
+    for method, below in (("GET", ""), ("DELETE", ""), ("GET", "/input_items"), ("POST", "/cancel")):
+        response = await door.client.request(method, f"/v1/responses/{id}{below}", headers=door.headers())
+        expected = (404, "response_not_found", None)
+        assert error_of(response) == (expected if "%2F" not in id else (response.status_code, "unknown_url", None))
+    assert (await door.client.get(f"/v1/responses/{id}")).status_code in (401, 404)
 
 
 # Going on.
