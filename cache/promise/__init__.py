@@ -1,5 +1,5 @@
-"""The promise of the learning cache: at most so many of the hits in other words are wrong, kept and measured.
+"""Promises on the false-hit rate: what may be served, what is audited, what is learned from it, and the bound.
 
-Pure: no clock, no chance and no file of its own. Start at `rule.py` (what a policy asks, what is answered), then
-`keeper.py`. Importing the types loads neither numpy nor scipy: the gateway reads them off the wire.
+Pure: time and chance are given from outside, nothing is read or written. Start at `keeper.py` (decide, observe), then
+`learner.py` (the chance that an answer is right, and the bar) and `bounds.py` (what the audits prove).
 """
