@@ -12,7 +12,7 @@ import signal
 import sys
 from pathlib import Path
 
-from cache.embedding.embedder import EmbedderError
+from cache.embedding.embedder import BACKENDS, EmbedderError
 from cache.service import Config, Service
 
 _PR_SET_PDEATHSIG = 1
@@ -62,6 +62,8 @@ def _parse(arguments: list[str] | None) -> Config:
     parser = argparse.ArgumentParser(prog="python -m cache", description="The exact and semantic answer cache.")
     parser.add_argument("--socket", type=Path, required=True, help="Unix socket to listen on")
     parser.add_argument("--embedder", default="all-MiniLM-L6-v2", help="sentence-transformers model: name or folder")
+    parser.add_argument("--embedder-backend", choices=BACKENDS, default="auto", help="what computes the vectors")
+    parser.add_argument("--embedders-dir", type=Path, help="of ONNX files; default: the user's cache folder")
     parser.add_argument("--max-entries", type=_positive, default=100_000)
     parser.add_argument("--max-bytes", type=_positive, default=512 * 1024 * 1024)
     parser.add_argument("--max-batch-size", type=_positive, default=8, help="texts embedded at once")

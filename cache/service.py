@@ -22,15 +22,18 @@ from typing import Literal, TypeVar
 import msgspec
 
 from cache import wire
+from cache.answering import Answering
 from cache.embedding.batcher import Batcher, Overloaded
-from cache.embedding.embedder import Embedder, EmbedderError, Refused, find_model, fingerprint
+from cache.embedding.embedder import BackendChoice, Embedder, EmbedderError, Refused, choose
 from cache.embedding.http import EmbeddingsApp
-from cache.key import CacheKey
+from cache.learning import Learning
+from cache.notebook import Notebook
+from cache.promise.keeper import Keeper
+from cache.replicas.opening import open_replica
 from cache.stats import CacheStats, Recorder, latency
 from cache.store.answers import Purge, Store
+from cache.store.cipher import sealer
 from cache.store.disk import Disk
-from cache.words.asking import asked_form
-from cache.words.guards import lowest_cosine, objection, verify
 from edge.limits import Limits
 from edge.server import Server
 
@@ -49,6 +52,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     socket: Path
     embedder: str = "all-MiniLM-L6-v2"
+    embedder_backend: BackendChoice = "auto"
+    embedders_dir: Path | None = None  # None: the user's cache folder
     max_entries: int = 100_000
     max_bytes: int = 512 * 1024 * 1024
     max_batch_size: int = 8
@@ -67,10 +72,11 @@ class Service:
 
         Raises:
             EmbedderError: there is no such model.
-            OSError: the data folder cannot be written.
+            OSError: the data folder cannot be written, or the client of Redis is missing.
+            ValueError: the URL of Redis makes no sense.
         """
         self._config = config
-        self._fingerprint = fingerprint(find_model(config.embedder))
+        self._fingerprint = choose(config.embedder, config.embedder_backend).fingerprint
         self._disk = None if config.data_dir is None else Disk(config.data_dir, self._fingerprint)
         self._store = Store(max_entries=config.max_entries, max_bytes=config.max_bytes, disk=self._disk)
         self._recorder = Recorder()
@@ -130,11 +136,17 @@ class Service:
         """Bring back the entries on disk, then load the model; both off the event loop."""
         try:
             await self._restore()
+            self._restored.set()
             self.embedder = await _in_daemon_thread(
-                lambda: Embedder(self._config.embedder, threads=self._config.threads)
+                lambda: Embedder(
+                    self._config.embedder,
+                    backend=self._config.embedder_backend,
+                    threads=self._config.threads,
+                    store=self._config.embedders_dir,
+                )
             )
         except (EmbedderError, ImportError) as error:
-            self._state, self._error = "failed", str(error)
+            self._state, self._error = self._answering.state, _ = "failed", str(error)
             _log.error("semantic look-up is off, the exact cache serves on: %s", error)
         else:
             self.batcher = Batcher(

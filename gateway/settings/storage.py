@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -21,6 +22,9 @@ class StorageSettings(Strict):
 class CacheSettings(Strict):
     enabled: bool = True
     embedder: str = "all-MiniLM-L6-v2"
+    embedder_backend: Literal["auto", "torch", "onnx", "onnx-int8"] = Field(
+        "auto", description="What computes the vectors; another one starts an empty semantic cache."
+    )
     similarity_threshold: float = Field(0.95, gt=0, le=1)
     ttl_seconds: float = Field(86_400, gt=0)
     max_entries: int = Field(100_000, ge=1)

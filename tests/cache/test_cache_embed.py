@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from cache.embedding.batcher import Batcher
-from cache.embedding.embedder import Embedder, EmbedderError, Refused, find_model, fingerprint
+from cache.embedding.embedder import Embedder, EmbedderError, Refused
+from cache.embedding.folder import find_model, fingerprint
 
 
 def test_vectors_are_unit_vectors_and_the_same_in_any_batch(embedder: Embedder) -> None:
@@ -30,7 +31,7 @@ def test_another_model_is_loaded_from_its_folder(minilm_path: Path, tmp_path: Pa
     pooling = folder / "1_Pooling" / "config.json"
     cls = pooling.read_text().replace('"pooling_mode_mean_tokens": true', '"pooling_mode_mean_tokens": false')
     pooling.write_text(cls.replace('"pooling_mode_cls_token": false', '"pooling_mode_cls_token": true'))
-    other = Embedder(str(folder))
+    other = Embedder(str(folder), backend="torch")
     assert (other.dimension, other.max_tokens, other.scripts) == (384, 256, {"latin"})
     vectors = other.embed(["What is the capital of France?", "hi"])
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-5)
@@ -58,12 +59,13 @@ def test_the_window_is_never_exceeded(embedder: Embedder) -> None:
 def test_a_changed_file_is_another_fingerprint(minilm_path: Path, tmp_path: Path, embedder: Embedder) -> None:
     copy = tmp_path / "model"
     shutil.copytree(minilm_path, copy)
-    assert fingerprint(copy) == embedder.fingerprint
+    assert fingerprint(copy, embedder.backend) == embedder.fingerprint
+    assert len({fingerprint(copy, backend) for backend in ("torch", "onnx", "onnx-int8")}) == 3
     pooling = copy / "1_Pooling" / "config.json"
     pooling.write_text(
         pooling.read_text().replace('"pooling_mode_mean_tokens": true', '"pooling_mode_mean_tokens": false')
     )
-    assert fingerprint(copy) != embedder.fingerprint
+    assert fingerprint(copy, embedder.backend) != embedder.fingerprint
 
 
 def test_a_model_is_found_by_name_and_by_folder(minilm_path: Path) -> None:
