@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from cache.key import CacheKey
+from cache.key import VERSION, CacheKey
 from cache.replicas.link import Change, Hash, Joined, Link
 from cache.replicas.notes import MOST_KEPT, Notes
 from cache.replicas.records import Record, Retraction, Sealing, Unreadable, dead, unpack_record, unpack_retraction
@@ -49,12 +49,12 @@ class Follower:
     """`moved` is called after each retraction that was followed."""
 
     def __init__(
-        self, store: Store, link: Link, notes: Notes, fingerprint: str, sealing: Sealing, moved: Callable[[], None]
+        self, store: Store, link: Link, notes: Notes, embedder: str, sealing: Sealing, moved: Callable[[], None]
     ) -> None:
         self._store = store
         self._link = link
         self._notes = notes
-        self._fingerprint = fingerprint
+        self._embedder = embedder
         self._sealing = sealing
         self._moved = moved
         self._place: str | None = None
@@ -163,7 +163,7 @@ class Follower:
         except Unreadable as error:
             self._unreadable(error)
             return True
-        if record.fingerprint != self._fingerprint:
+        if record.version != VERSION:
             return True
         if record.epoch > self._notes.known:  # in a snapshot, which may run ahead of the stream
             for number, packed in await self._link.retractions(self._notes.known):
@@ -185,11 +185,11 @@ class Follower:
                 here = self._store.get_exact(first.key()) if behind else None
                 if here is not None and here.entry.created_at > entry.created_at:
                     return
-                answer_id = self._store.put(first.key(), entry, first.array(), first.author).answer_id
+                answer_id = self._store.put(first.key(), entry, first.array(self._embedder), first.author).answer_id
                 self.counts.taken += 1
             if answer_id is not None:
                 for alias in aliases:
-                    self._store.add_alias(alias.key(), answer_id, alias.array(), alias.author)
+                    self._store.add_alias(alias.key(), answer_id, alias.array(self._embedder), alias.author)
         except ValueError as error:
             self._unreadable(error)
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from cache.entry import Entry
-from cache.key import CacheKey
+from cache.key import VERSION, CacheKey
 from cache.replicas.following import FETCHED_AT_ONCE, PAUSE_S, following
 from cache.replicas.link import Link, RedisAway, RedisFull
 from cache.replicas.notes import Notes
@@ -62,7 +62,7 @@ class Publisher:
         notes: Notes,
         pending: Pending,
         *,
-        fingerprint: str,
+        embedder: str,
         label: str,
         most_bytes: int,
         sealing: Sealing,
@@ -73,7 +73,7 @@ class Publisher:
         self._link = link
         self._notes = notes
         self._pending = pending
-        self._fingerprint = fingerprint
+        self._embedder = embedder
         self._label = label
         self._most_bytes = most_bytes
         self._sealing = sealing
@@ -97,12 +97,12 @@ class Publisher:
 
     def stored(self, key: CacheKey, entry: Entry, vector: Vector | None, author: str) -> None:
         if not following.get():
-            self._pending.add(Put(entry.id, entry, Question.of(key, vector, author)))
+            self._pending.add(Put(entry.id, entry, Question.of(key, vector, self._embedder, author)))
             self.wake()
 
     def aliased(self, key: CacheKey, entry_id: str, vector: Vector | None, author: str) -> None:
         if not following.get():
-            self._pending.add(Put(entry_id, None, Question.of(key, vector, author)))
+            self._pending.add(Put(entry_id, None, Question.of(key, vector, self._embedder, author)))
             self.wake()
 
     def forgotten(self, entry_id: str) -> None:
@@ -192,7 +192,7 @@ class Publisher:
             else:
                 entry = put.entry
                 times = (int(entry.expires_at * 1000), repr(entry.created_at))
-                about = (*times, self._notes.known, self._fingerprint, self._most_bytes)
+                about = (*times, self._notes.known, VERSION, self._most_bytes)
                 answer = pack_entry(entry, self._sealing)
                 word, *_ = await self._link.call("put", name, entry.id, exact, *about, answer, question)
         except RedisFull as error:

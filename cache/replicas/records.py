@@ -32,7 +32,10 @@ class Sealing(Protocol):
 
 
 class Question(msgspec.Struct, frozen=True, array_like=True):
-    """One question of an answer. `vector` is float32, [dimension], as bytes; `at` is Unix time in seconds."""
+    """One question of an answer. `at` is Unix time in seconds.
+
+    `vector` is float32, [dimension], as bytes, and means something to the embedder with this fingerprint only.
+    """
 
     exact: str
     scope: str
@@ -41,20 +44,24 @@ class Question(msgspec.Struct, frozen=True, array_like=True):
     text: str
     author: str
     vector: bytes | None
+    embedder: str
     at: float
 
     @classmethod
-    def of(cls, key: CacheKey, vector: Vector | None, author: str) -> Question:
+    def of(cls, key: CacheKey, vector: Vector | None, embedder: str, author: str) -> Question:
         packed = None if vector is None else vector.astype(np.float32).tobytes()
-        return cls(key.exact, key.scope, key.partition, key.context, key.text, author, packed, time.time())
+        return cls(key.exact, key.scope, key.partition, key.context, key.text, author, packed, embedder, time.time())
 
     def key(self) -> CacheKey:
         return CacheKey(
             scope=self.scope, partition=self.partition, context=self.context, text=self.text, exact=self.exact
         )
 
-    def array(self) -> Vector | None:
-        return None if self.vector is None else np.frombuffer(self.vector, dtype=np.float32)
+    def array(self, embedder: str) -> Vector | None:
+        """The vector, [dimension], if it is of this embedder."""
+        if self.vector is None or self.embedder != embedder:
+            return None
+        return np.frombuffer(self.vector, dtype=np.float32)
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -63,7 +70,7 @@ class Record(msgspec.Struct, frozen=True):
     entry: Entry
     questions: list[Question]
     epoch: int
-    fingerprint: str
+    version: str  # of the keys: digests of another one never match
 
 
 class Retraction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -172,13 +179,13 @@ def unpack_record(id: str, fields: dict[bytes, bytes], sealing: Sealing) -> Reco
             for name, value in fields.items()
             if name.startswith(b"q:")
         ]
-        epoch, fingerprint = int(fields[b"epoch"]), fields[b"fingerprint"].decode()
+        epoch, version = int(fields[b"epoch"]), fields[b"version"].decode()
     except (KeyError, ValueError, msgspec.MsgspecError) as error:
         raise Unreadable(f"an answer in Redis cannot be read: {type(error).__name__}: {error}") from error
     questions.sort(key=lambda question: (question.exact != first, question.at))
     if entry.id != id or not questions or questions[0].exact != first:
         raise Unreadable("an answer in Redis is not what its name says")
-    return Record(entry, questions, epoch, fingerprint)
+    return Record(entry, questions, epoch, version)
 
 
 def dead(record: Record, retractions: Sequence[tuple[int, Retraction]]) -> bool:

@@ -17,14 +17,13 @@ import uuid
 from contextlib import suppress
 from typing import Any, Final
 
-import msgspec
-
 from cache.replicas.following import Follower, Gap, silently
 from cache.replicas.link import DatasetLost, Link, RedisAway, RedisFull
 from cache.replicas.notes import Notes
 from cache.replicas.pending import Pending
 from cache.replicas.publishing import ALIVE_S, Publisher
 from cache.replicas.records import Retraction, Sealing
+from cache.replicas.standing import Purged, ReplicaStats
 from cache.store.answers import Purge, Store
 
 _log = logging.getLogger(__name__)
@@ -33,36 +32,6 @@ CONFIRM_S: Final = 5.0
 _ASK_AGAIN_S: Final = 0.02
 _FAREWELL_S: Final = 1.0
 _CANCEL_AGAIN_S: Final = 0.05
-
-
-class Purged(msgspec.Struct, frozen=True):
-    """How far a purge has come: answers removed here, how many processes have followed, and which have not and why."""
-
-    removed: int
-    confirmed: int = 1
-    unconfirmed: list[str] = []
-
-
-class ReplicaStats(msgspec.Struct, frozen=True):
-    """`replicas`: processes heard of lately, this one included. `answers` and `bytes` are those in Redis.
-
-    `waiting`: changes that Redis does not have yet. Since the process started: `published` and `taken` answers,
-    `retractions` of others that were followed, `rebuilds` from a snapshot, answers that stay in this process because
-    too many waited for Redis (`dropped`) or it had no room (`refused`), and those that could not be read.
-    """
-
-    connected: bool
-    replicas: int
-    answers: int
-    bytes: int
-    waiting: int
-    published: int
-    taken: int
-    retractions: int
-    rebuilds: int
-    dropped: int
-    refused: int
-    unreadable: int
 
 
 class Replica:
@@ -74,7 +43,7 @@ class Replica:
         link: Link,
         notes: Notes,
         *,
-        fingerprint: str,
+        embedder: str,
         label: str,
         most_bytes: int,
         sealing: Sealing,
@@ -82,7 +51,7 @@ class Replica:
     ) -> None:
         """
         Args:
-            fingerprint: answers of another one are not taken: their vectors mean nothing here.
+            embedder: its fingerprint; answers with vectors of another one are found here by the same words only.
             label: what people call this process, such as host and socket.
             most_bytes: what all answers together may take in Redis.
         """
@@ -91,13 +60,13 @@ class Replica:
         self._notes = notes
         self._pending = Pending() if pending is None else pending
         self._moved = asyncio.Event()
-        self._follower = Follower(store, link, notes, fingerprint, sealing, self._followed)
+        self._follower = Follower(store, link, notes, embedder, sealing, self._followed)
         self.listener = Publisher(
             store,
             link,
             notes,
             self._pending,
-            fingerprint=fingerprint,
+            embedder=embedder,
             label=label,
             most_bytes=most_bytes,
             sealing=sealing,

@@ -6,7 +6,7 @@
 -- ARGV[3…] its arguments
 --
 --   PREFIX:answer:ID     hash    answer, first (the exact key of the question it was given to), epoch, created, expires,
---                                fingerprint, and q:EXACT for each of its questions; expires by itself
+--                                version (of the keys), and q:EXACT for each of its questions; expires by itself
 --   PREFIX:exact:EXACT   string  the ID of the answer to that question; expires with it
 --   PREFIX:ends          zset    IDs by the end of their time, in milliseconds;  PREFIX:order  by when they were put
 --   PREFIX:sizes         hash    bytes by ID;  PREFIX:bytes  their sum
@@ -115,14 +115,14 @@ function operations.join()
   return { dataset, number_at(SEQUENCE), latest and latest[1] or '0-0', number_at(EPOCH), tonumber(oldest[2] or 0) }
 end
 
--- by, id, exact, expires in ms, created, epoch, fingerprint, most bytes, answer, question
+-- by, id, exact, expires in ms, created, epoch, version, most bytes, answer, question
 function operations.put()
-  local by, id, exact, expires, created, epoch, fingerprint, most_bytes, answer, question = unpack(ARGV, 3, 12)
+  local by, id, exact, expires, created, epoch, version, most_bytes, answer, question = unpack(ARGV, 3, 12)
   if (ENTRY_BYTES + #answer + #question) * 8 > tonumber(most_bytes) then return { 'too_large' } end
   if tonumber(expires) <= now_ms() then return { 'expired' } end
   make_way(exact, id)
   redis.call('HSET', answer_key(id), 'answer', answer, 'first', exact, 'epoch', epoch, 'created', created, 'expires',
-    expires, 'fingerprint', fingerprint, 'q:' .. exact, question)
+    expires, 'version', version, 'q:' .. exact, question)
   redis.call('PEXPIREAT', answer_key(id), expires)
   redis.call('SET', exact_key(exact), id, 'PXAT', expires)
   redis.call('ZADD', ENDS, expires, id)

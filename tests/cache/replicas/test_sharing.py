@@ -161,7 +161,9 @@ async def test_redis_keeps_to_its_bytes_and_to_the_time_of_each_answer(group: Gr
     assert one.answer("large") is not None, "it stays where it was kept"
 
 
-async def test_answers_of_another_embedder_or_key_are_not_taken(group: Group) -> None:
+async def test_answers_sealed_by_another_key_are_not_taken_and_vectors_of_another_embedder_neither(
+    group: Group,
+) -> None:
     class Xor:
         def __init__(self, key: int) -> None:
             self._key = key
@@ -176,12 +178,14 @@ async def test_answers_of_another_embedder_or_key_are_not_taken(group: Group) ->
 
     one, same = await group.member(sealing=Xor(7)), await group.member(sealing=Xor(7))
     other = await group.member(sealing=Xor(9))
-    foreign = await group.member(sealing=Xor(7), fingerprint="another model")
+    foreign = await group.member(sealing=Xor(7), embedder="another model")
     one.put("secret words", "secret answer", seed=1)
     await until(lambda: same.answer("secret words") is not None, "the answer to arrive")
     await until(lambda: other.replica.stats().unreadable == 1, "the other one to see it")
     await asyncio.sleep(0.05)
-    assert (other.answer("secret words"), foreign.answer("secret words")) == (None, None)
+    assert other.answer("secret words") is None
+    assert foreign.answer("secret words") == "secret answer"
+    assert (same.store.vectors, foreign.store.vectors) == (1, 0)
     async with redis.asyncio.Redis.from_url(group.url) as client:
         for name in await client.keys(f"{group.prefix}:answer:*"):
             assert b"secret" not in b"".join((await client.hgetall(name)).values())
