@@ -135,7 +135,7 @@ class Event(msgspec.Struct, gc=False):
     is the one that `raw` is written in; `done` marks the server's own last event, `idle` one that only keeps the
     connection alive: it is relayed, but does not count as progress. `usage` is that of the attempt where `chunk.usage`
     is that of an answer which several attempts made. `chat` is the event as `backends.openai.chat_event` wrote it in
-    the common form.
+    the common form. `plain`: one more piece of what its choices say, as most are: nothing begins or ends in it.
     """
 
     raw: bytes
@@ -146,6 +146,7 @@ class Event(msgspec.Struct, gc=False):
     idle: bool = False
     usage: Usage | None = None
     chat: Event | None = None
+    plain: bool = False
 
 
 class Answer(msgspec.Struct, gc=False):

@@ -52,6 +52,8 @@ class _Reader:
             chunk = decode_chunk(mended or data)
         if chunk.error is not None or chunk.object == "error":
             raise AttemptFailed.reported(error_in(data) or {})
+        if mended is None and self._repair.passes(chunk):
+            return Event(raw, data, chunk, plain=True)
         mended = self._repair.mend(chunk, mended or data) or mended
         if reason := gave_up(chunk.choices):
             raise AttemptFailed.reported({"type": "finish_reason", "code": reason})

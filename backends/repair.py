@@ -54,18 +54,20 @@ class StreamRepair:
         self._choices: dict[int, _Choice] = {}
         self._head: Json | None = None  # what every event of this stream lacks; None before the first
 
-    def mend(self, chunk: ChatChunk, data: bytes) -> bytes | None:
-        """The data of an event as it should be, or None if that is how it is. The chunk is changed to match.
+    def passes(self, chunk: ChatChunk) -> bool:
+        """Whether an event is a further piece of text, with nothing in it that could have to be mended. Most are."""
+        if self._head is None or self._head:
+            return False
+        for choice in chunk.choices:
+            delta = choice.delta
+            if delta.role is not None or delta.tool_calls or choice.finish_reason is not None:
+                return False
+        return True
 
-        Most events bring a piece of text and nothing else: they cost three comparisons.
-        """
-        if self._head is not None and not self._head:
-            for choice in chunk.choices:
-                delta = choice.delta
-                if delta.role is not None or delta.tool_calls or choice.finish_reason is not None:
-                    break
-            else:
-                return None
+    def mend(self, chunk: ChatChunk, data: bytes) -> bytes | None:
+        """The data of an event as it should be, or None if that is how it is. The chunk is changed to match."""
+        if self.passes(chunk):
+            return None
         edit = _Edit(data)
         if self._head is None:
             self._head = _missing(chunk, edit, self._call)

@@ -129,7 +129,7 @@ class EventStream:
         """Say how long the next event may take. Once per event and not per piece: a sign of life is no token."""
         if self._progressed:
             self._progressed = False
-            patience = AFTER_FINISH_S if self.finished else self._between_tokens_s
+            patience = AFTER_FINISH_S if self._finished and self.finished else self._between_tokens_s
             self._exchange.quiet_deadline = time.monotonic() + patience
 
     def _stop(self) -> None:
@@ -194,6 +194,9 @@ class EventStream:
             self._fail(failure)
             return
         if event is None:
+            return
+        if event.plain and self._committed and self._held is None:
+            self._ready.append(event)
             return
         if self._held is not None and not event.idle:
             self._release(event.chunk)

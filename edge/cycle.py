@@ -67,7 +67,11 @@ class Cycle(RequestResponseCycle):
 
     def write_now(self, data: bytes) -> None:
         """Write a piece of the body, while `writable`."""
-        self._send_body(data, more=True)
+        if data and self.chunked_encoding and self._head is None:  # the usual case, in short
+            self._silent = False
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        else:
+            self._send_body(data, more=True)
 
     def _start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self.response_started = True

@@ -184,14 +184,9 @@ class Exchange:
     async def write(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
-    def writable(self) -> bool:
-        """Whether `write_now` may be called: the answer goes straight to a client that takes what it is sent."""
-        return self._left is None and self._cycle is not None and self._cycle.writable()
-
-    def write_now(self, data: bytes) -> None:
-        """As `write`, where there is nothing to wait for."""
-        assert self._cycle is not None
-        self._cycle.write_now(data)
+    def direct(self) -> Cycle | None:
+        """What writes to the client without a task, if the answer goes straight there."""
+        return self._cycle if self._left is None else None
 
     async def end(self, data: bytes = b"") -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": False})

@@ -68,7 +68,9 @@ class Meter:
 
 def _content_bytes(said: Delta | AnswerMessage) -> int:
     """Bytes in UTF-8 of everything in here that a model has written. Most events have nothing but `content`."""
-    size = _size(said.content) if said.content else 0
+    size = 0
+    if content := said.content:
+        size = len(content) if content.isascii() else _size(content)
     if thoughts := said.thoughts:
         size += _size(thoughts)
     if said.refusal:

@@ -65,20 +65,22 @@ async def _relay_stream(
 
     def passed_on(event: Event) -> bool:
         """Most events are a piece of text for a client that reads: those are passed on as they arrive."""
+        assert direct is not None
         chunk = event.chunk
-        if chunk is None or accounting.progress_due() or not exchange.writable():
+        if chunk is None or not direct.writable() or accounting.progress_due():
             return False
-        for choice in chunk.choices:
-            if choice.finish_reason:
-                return False
+        if not event.plain and any(choice.finish_reason for choice in chunk.choices):
+            return False
         meter.see(chunk, event.usage)
         if keep:
             kept.append(chat_event(event).data)
         for raw in writer.event(event):
-            exchange.write_now(raw)
+            direct.write_now(raw)
         return True
 
-    answer.pass_on(passed_on)
+    direct = exchange.direct()
+    if direct is not None:
+        answer.pass_on(passed_on)
     try:
         async for event in answer.events:
             if (chunk := event.chunk) is not None:
