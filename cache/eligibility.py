@@ -56,7 +56,10 @@ _STEERS = re.compile(
     r"you (?:must|should|will|have to) (?:only |always )?(?:answer|say|reply|respond|recommend|tell|mention)|"
     r"(?:in|at the end of|to) your (?:answer|reply|response)|"
     r"your (?:answer|reply|response) (?:must|should|shall|is|will|has to)|"
-    r"the (?:correct |right |only )?answer (?:must|should|will))\b",
+    r"the (?:correct |right |only )?answer (?:must|should|will))\b|"
+    r"(?:^|[.!?:;]\s*|,\s+)(?:please |just |simply |now |and |then )*(?:say|answer|reply|respond)\b|"
+    r"[?.!,]\s*(?:(?:yes|no|yeah|nope|yep|true|false|right|correct)\b[\s,.!?]*)+$|"
+    r"\s(?:yes|no|yeah|nope|yep)\b[\s,.!?]*(?:true|false|right|correct)?[\s,.!?]*$",
     re.IGNORECASE,
 )
 _QUOTED = re.compile(
