@@ -29,6 +29,8 @@ class Cycle(RequestResponseCycle):
     sign_of_life = b""  # what an idle stream sends, as a piece of the body
     _silent = False  # nothing was sent since the latest sweep
     _silent_since = 0.0
+    _ahead = False
+    _draining: asyncio.Future[None] | None = None
     leaving: Sequence[Callable[[], None]] = ()  # what the scope has as `LEAVING`
 
     def leave(self) -> None:
@@ -47,8 +49,8 @@ class Cycle(RequestResponseCycle):
         Raises:
             RuntimeError: the application breaks ASGI or HTTP.
         """
-        if self.flow.write_paused and not self.disconnected:
-            await self.flow.drain()
+        if self.flow.write_paused and not self.disconnected and not self._ahead:
+            await self._drained()
         if self.disconnected:
             return
         kind = message["type"]
@@ -60,6 +62,22 @@ class Cycle(RequestResponseCycle):
                 self.sign_of_life = b"%x\r\n%b\r\n" % (len(piece), piece) if self.chunked_encoding else piece
         else:
             raise RuntimeError(f"the application sent {kind} out of turn")
+
+    def run_ahead(self) -> None:
+        """From now on wait for no slow reader: what it has yet to take is kept in memory. Others wait for the answer."""
+        self._ahead = True
+        if self._draining is not None and not self._draining.done():
+            self._draining.set_result(None)
+
+    async def _drained(self) -> None:
+        """Wait until the client has read enough, or is waited for no more."""
+        loop = asyncio.get_running_loop()
+        self._draining = loop.create_future()
+        drain = loop.create_task(self.flow.drain())
+        try:
+            await asyncio.wait((drain, self._draining), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            drain.cancel()
 
     def writable(self) -> bool:
         """Whether a piece of the body can be written with nothing to wait for."""
@@ -73,7 +91,19 @@ class Cycle(RequestResponseCycle):
         else:
             self._send_body(data, more=True)
 
+    def answer_now(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool:
+        """Give a whole answer, if there is nothing to wait for; False where there is. Raises as `send`."""
+        if self.response_started or self.flow.write_paused or self.disconnected:
+            return False
+        self._begin(status, headers)
+        self._send_body(body, more=False)
+        return True
+
     def _start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        self._begin(status, headers)
+        asyncio.get_running_loop().call_soon(self._flush)
+
+    def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self.response_started = True
         lines = [STATUS_LINE[status][:-2]]
         closes = False
@@ -102,7 +132,6 @@ class Cycle(RequestResponseCycle):
         if head.count(b"\n") != len(lines) - 1 or head.count(b"\r") != len(lines) - 1 or b"\0" in head:
             raise RuntimeError("a header of the answer holds a line break or a null character")
         self._head = head + b"\r\n\r\n"
-        asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
         if self._head is not None and not self.transport.is_closing():

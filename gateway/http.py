@@ -49,7 +49,9 @@ class Exchange:
         "_receive",
         "_send",
         "_task",
+        "forsaken",
         "gone",
+        "needed",
         "received_at",
         "request_id",
         "scope",
@@ -69,6 +71,8 @@ class Exchange:
         self.request_id = f"req-{uuid_utils.uuid7()}"
         self.started = False  # whether the answer's status line has been sent
         self.gone = False  # whether the client left
+        self.forsaken = False  # it left, but the answer is needed by others
+        self.needed: Callable[[], bool] | None = None  # whether it is
 
     def header(self, name: bytes) -> str | None:
         """A request header by its lower-case name; several lines of one name are one list, as HTTP has it.
@@ -151,10 +155,25 @@ class Exchange:
             self.leave()
 
     def leave(self) -> None:
-        """Nobody waits for the answer: end the request, unless it has been given whole."""
-        if self._task is not None:
-            self.gone = True
-            self._task.cancel()
+        """The client does not wait for the answer: end the request, unless it has been given whole or others wait."""
+        if self._task is None:
+            return
+        if self.needed is not None and self.needed():
+            self.forsaken = True
+            return
+        self.gone = True
+        self._task.cancel()
+
+    def leave_if_gone(self) -> None:
+        """Nobody else waits for the answer any more."""
+        if self.forsaken:
+            self.forsaken = False
+            self.leave()
+
+    def run_ahead(self) -> None:
+        """Others wait for the answer: a client that reads slowly must not hold it up."""
+        if self._cycle is not None:
+            self._cycle.run_ahead()
 
     def detach(self, send: Send, left: Callable[[], None]) -> Send:
         """From now on the answer goes to `send`, and the client's leaving calls `left` instead of ending the request.
@@ -193,8 +212,12 @@ class Exchange:
 
     async def respond(self, status: int, headers: list[Header], body: bytes) -> None:
         """A whole answer at once."""
-        await self.start(status, [*headers, (b"content-length", str(len(body)).encode())])
-        await self.end(body)
+        headers = [*headers, (b"content-length", b"%d" % len(body))]
+        direct = self.direct()
+        self.started = True
+        if direct is None or not direct.answer_now(status, headers, body):
+            await self.start(status, headers)
+            await self.end(body)
 
 
 def _folded(lines: Sequence[Header]) -> dict[bytes, bytes]:
