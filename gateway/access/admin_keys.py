@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 import re
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
 from sqlalchemy import func, select, update
@@ -18,6 +18,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.access.audit import Actor, record
+from gateway.access.created import Created
 from gateway.access.keystore import check_secret
 from gateway.access.principal import ExpiredKey, InvalidKey, RevokedKey
 from gateway.access.secret import ADMIN_PREFIX, ServerSecret, is_token, kept_token, load_secret, new_token, shown_prefix
@@ -88,17 +89,7 @@ class AdminKeyInfo(msgspec.Struct, frozen=True, kw_only=True):
         return "expired" if self.expires_ms is not None and self.expires_ms <= now_ms() else "active"
 
 
-class CreatedAdminKey:
-    """An admin key with a new token, which is nowhere else; it does not print."""
-
-    __slots__ = ("info", "token")
-
-    def __init__(self, token: str, info: AdminKeyInfo) -> None:
-        self.token = token
-        self.info = info
-
-    def __repr__(self) -> str:
-        return f"CreatedAdminKey({self.info.prefix}…)"
+CreatedAdminKey: TypeAlias = Created[AdminKeyInfo]
 
 
 async def create_admin_key(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import UNSET
@@ -19,6 +19,7 @@ from sqlalchemy.exc import IntegrityError
 
 from gateway.access.audit import Actor
 from gateway.access.ceilings import ChangedMeanwhile, InvalidCeiling, KeyChange, columns
+from gateway.access.created import Created
 from gateway.access.key_info import (
     InvalidKeyRequest,
     KeyInfo,
@@ -48,17 +49,7 @@ __all__ = [
 logger = logging.getLogger("tierline.access")
 
 
-class CreatedKey:
-    """A key with a new token, which is nowhere else; it does not print."""
-
-    __slots__ = ("info", "token")
-
-    def __init__(self, token: str, info: KeyInfo) -> None:
-        self.token = token
-        self.info = info
-
-    def __repr__(self) -> str:
-        return f"CreatedKey({self.info.prefix}…)"
+CreatedKey: TypeAlias = Created[KeyInfo]
 
 
 async def create_key(

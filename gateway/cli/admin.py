@@ -19,6 +19,7 @@ from gateway.cli.common import (
     settings_or_exit,
     with_database,
 )
+from gateway.cli.secrets import OverlapOption, old_secret, overlap_ms, print_token, state_cell, when
 from gateway.settings import Settings
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def create(
             database, secret, name=name, role=role, organisation=organisation, expires_ms=expires_ms
         )
 
-    _print_token(_with_database(settings, run), "", as_json)
+    _print_token(_with_database(settings, run), as_json)
 
 
 @keys_app.command("list")
@@ -88,9 +89,7 @@ def list_(
 @keys_app.command()
 def rotate(
     key: KeyArgument,
-    overlap: Annotated[
-        str, typer.Option(metavar="TIME", help="How long the old secret stays good: 30m, 24h, 7d; 0 ends it at once.")
-    ] = "24h",
+    overlap: OverlapOption = "24h",
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -101,16 +100,14 @@ def rotate(
     from gateway.access.admin_keys import rotate_admin_key
     from gateway.access.keys import load_secret
 
-    overlap_ms = 0 if overlap == "0" else int(duration(overlap, "--overlap").total_seconds() * 1000)
+    milliseconds = overlap_ms(overlap)
     settings = settings_or_exit(config)
 
     async def run(database: Database) -> CreatedAdminKey:
-        return await rotate_admin_key(database, load_secret(settings.storage.data_dir / "secret"), key, overlap_ms)
+        return await rotate_admin_key(database, load_secret(settings.storage.data_dir / "secret"), key, milliseconds)
 
     created = _with_database(settings, run)
-    former = created.info.replaced[0]
-    until = f"works until {_when(former.valid_until_ms)} UTC" if overlap_ms else "works no more"
-    _print_token(created, f"The old secret, {former.prefix}…, {until}.\n", as_json)
+    _print_token(created, as_json, note=old_secret(created.info.replaced[0], milliseconds))
 
 
 @keys_app.command()
@@ -151,7 +148,7 @@ def audit(
     print_table(
         columns,
         [
-            [_when(row.ts_ms), row.actor, row.action, row.object, _fields(row.before), _fields(row.after), row.address]
+            [when(row.ts_ms), row.actor, row.action, row.object, _fields(row.before), _fields(row.after), row.address]
             for row in found
         ],
     )
@@ -171,40 +168,27 @@ def _with_database(settings: Settings, work: Callable[[Database], Awaitable[_Res
     return with_database(settings, work, usage=(InvalidAdminKeyRequest,), failures=(SecretMismatch, InvalidSecret))
 
 
-def _print_token(created: CreatedAdminKey, note: str, as_json: bool) -> None:
-    """The token alone on standard output, so that a script can take it; the words beside it."""
+def _print_token(created: CreatedAdminKey, as_json: bool, note: str = "") -> None:
     info = created.info
-    if as_json:
-        print_json({**_public(info), "key": created.token})
-        return
-    print(created.token)
-    typer.echo(
-        f"\nAdmin key '{info.name}', role {info.role}, for {_reach(info)}, id {info.key_id}.\n{note}"
-        f"Keep it now: it is stored only as a hash and cannot be shown again.",
-        err=True,
-    )
+    what = f"Admin key '{info.name}', role {info.role}, for {_reach(info)}, id {info.key_id}"
+    print_token(created.token, what, _public(info), as_json, note=note)
 
 
 def _row(info: AdminKeyInfo) -> list[str]:
-    former = [f"{one.prefix}… until {_when(one.valid_until_ms)}" for one in info.replaced if one.valid]
     return [
         info.key_id,
         info.name,
         f"{info.prefix}…",
         info.role,
         _reach(info),
-        _when(info.created_ms),
-        "-" if info.expires_ms is None else _when(info.expires_ms),
-        f"active, and {', '.join(former)}" if former and info.state == "active" else info.state,
+        when(info.created_ms),
+        when(info.expires_ms),
+        state_cell(info.state, info.replaced),
     ]
 
 
 def _reach(info: AdminKeyInfo) -> str:
     return info.organisation or "all"
-
-
-def _when(ms: int | None) -> str:
-    return "-" if ms is None else f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M}"
 
 
 def _public(info: AdminKeyInfo) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from gateway.cli.common import (
     settings_or_exit,
     with_database,
 )
+from gateway.cli.secrets import OverlapOption, old_secret, overlap_ms, print_token, state_cell, when
 from gateway.settings import Settings
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def create(
             allowed_routes=route or None,
         )
 
-    _print_token(_with_database(settings, run), "", as_json)
+    _print_token(_with_database(settings, run), as_json)
 
 
 @app.command("list")
@@ -184,9 +185,7 @@ def set_(
 @app.command()
 def rotate(
     key: KeyArgument,
-    overlap: Annotated[
-        str, typer.Option(metavar="TIME", help="How long the old secret stays good: 30m, 24h, 7d; 0 ends it at once.")
-    ] = "24h",
+    overlap: OverlapOption = "24h",
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -198,16 +197,14 @@ def rotate(
     """
     from gateway.access.keys import load_secret, rotate_key
 
-    overlap_ms = 0 if overlap == "0" else int(duration(overlap, "--overlap").total_seconds() * 1000)
+    milliseconds = overlap_ms(overlap)
     settings = settings_or_exit(config)
 
     async def run(database: Database) -> CreatedKey:
-        return await rotate_key(database, load_secret(settings.storage.data_dir / "secret"), key, overlap_ms)
+        return await rotate_key(database, load_secret(settings.storage.data_dir / "secret"), key, milliseconds)
 
     created = _with_database(settings, run)
-    former = created.info.replaced[0]
-    until = f"works until {_when(former.valid_until_ms)} UTC" if overlap_ms else "works no more"
-    _print_token(created, f"The old secret, {former.prefix}…, {until}.\n", as_json)
+    _print_token(created, as_json, note=old_secret(created.info.replaced[0], milliseconds))
 
 
 @app.command()
@@ -222,18 +219,10 @@ def revoke(key: KeyArgument, config: ConfigOption = None, as_json: JsonOption = 
         print(f"revoked {info.prefix}… ('{info.name}' of {_owner(info)})")
 
 
-def _print_token(created: CreatedKey, note: str, as_json: bool) -> None:
-    """The token alone on standard output, so that a script can take it; the words beside it."""
+def _print_token(created: CreatedKey, as_json: bool, note: str = "") -> None:
     info = created.info
-    if as_json:
-        print_json({**_public(info), "key": created.token})
-        return
-    print(created.token)
-    typer.echo(
-        f"\nKey '{info.name}' of {_owner(info)}, id {info.key_id}.\n{note}"
-        f"Keep it now: it is stored only as a hash and cannot be shown again.",
-        err=True,
-    )
+    what = f"Key '{info.name}' of {_owner(info)}, id {info.key_id}"
+    print_token(created.token, what, _public(info), as_json, note=note)
 
 
 def _with_database(settings: Settings, work: Callable[[Database], Awaitable[_Result]]) -> _Result:
@@ -258,7 +247,6 @@ def _expiry(text: str) -> int:
 
 def _row(info: KeyInfo) -> list[str]:
     scopes = (info.allowed_models, info.allowed_tiers, info.allowed_routes)
-    former = [f"{secret.prefix}… until {_when(secret.valid_until_ms)}" for secret in info.replaced if secret.valid]
     return [
         info.key_id,
         info.name,
@@ -268,9 +256,9 @@ def _row(info: KeyInfo) -> list[str]:
         info.project,
         *limit_cells(info),
         *("all" if allowed is None else ", ".join(allowed) for allowed in scopes),
-        _when(info.created_ms),
-        "-" if info.expires_ms is None else _when(info.expires_ms),
-        f"active, and {', '.join(former)}" if former and info.state == "active" else info.state,
+        when(info.created_ms),
+        when(info.expires_ms),
+        state_cell(info.state, info.replaced),
     ]
 
 
@@ -278,21 +266,17 @@ def _owner(info: KeyInfo) -> str:
     return f"{info.organisation}/{info.team}/{info.project}"
 
 
-def _when(ms: int) -> str:
-    return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M}"
-
-
 def _public(info: KeyInfo) -> dict[str, Any]:
     import msgspec
 
-    def when(ms: int | None) -> str | None:
+    def iso(ms: int | None) -> str | None:
         return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC).isoformat().replace("+00:00", "Z")
 
     fields = msgspec.structs.asdict(info)
     for name in ("created", "expires", "revoked"):
-        fields[name] = when(fields.pop(f"{name}_ms"))
+        fields[name] = iso(fields.pop(f"{name}_ms"))
     fields["replaced"] = [
-        {"prefix": secret.prefix, "replaced": when(secret.replaced_ms), "valid_until": when(secret.valid_until_ms)}
+        {"prefix": secret.prefix, "replaced": iso(secret.replaced_ms), "valid_until": iso(secret.valid_until_ms)}
         for secret in info.replaced
     ]
     return {**fields, "state": info.state}
