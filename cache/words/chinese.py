@@ -95,6 +95,7 @@ _LOOSE = re.compile(
     r"可以|需要|应该|能够|一个|[的了吗呢吧啊呀么哪谁几是在要能会可个和与跟或及一这那就都也才]"
 )
 _MOST_CHARACTERS = 48
+_LONG = 16  # characters: more than most questions have
 
 
 class _Features(msgspec.Struct, frozen=True):
@@ -132,6 +133,8 @@ def objection(a: str, b: str) -> str | None:
         return "relation"
     if first.asked_for and second.asked_for and first.asked_for != second.asked_for:
         return "question"
+    if _rearranged(first.text, second.text):
+        return "order"
     if _turned(first.order, second.order) or _voice_turned(first, second) or _voice_turned(second, first):
         return "order"
     return None
@@ -177,6 +180,29 @@ def _turned(a: str, b: str) -> bool:
     if len(kept) > _MOST_CHARACTERS:
         return kept != sorted(kept)
     return any(x > y > z for x, y, z in combinations(kept, 3))
+
+
+def _rearranged(a: str, b: str) -> bool:
+    """Whether the characters that two long texts share stand in another order.
+
+    In a question, a phrase that moves as a whole says the same. In a long sentence it cannot be told from two names
+    that changed places ("距离甲地 78 公里，乙地 37 公里"), and embedders that add up words see no difference there.
+    """
+    if min(len(a), len(b)) < _LONG:
+        return False
+    return (Counter(a) & Counter(b)).total() > _longest_common_subsequence(a, b)
+
+
+def _longest_common_subsequence(a: str, b: str) -> int:
+    """Its length, with a row of the usual table in the bits of one integer (Hyyrö 2004)."""
+    places: dict[str, int] = {}
+    for i, character in enumerate(a):
+        places[character] = places.get(character, 0) | 1 << i
+    everywhere = row = (1 << len(a)) - 1  # a bit that is 0 is a step of the subsequence's length
+    for character in b:
+        matched = row & places.get(character, 0)
+        row = ((row + matched) | (row - matched)) & everywhere
+    return len(a) - row.bit_count()
 
 
 def _voice_turned(marked: _Features, plain: _Features) -> bool:

@@ -57,6 +57,16 @@ FRANCE = "What is the capital of France?"
         ("tense", "How many days off do I have?", "How many days off have I taken?"),
         ("modality", "Must I register?", "Can I register?"),
         ("person", "Can I call you?", "Can you call me?"),
+        (
+            "order",
+            "它是著名的朝圣中心，距离达尔瓦德 78 公里，距离贝尔高姆 37 公里。",
+            "它是著名的朝圣中心，距离贝尔高姆 78 公里，距离达尔瓦德 37 公里。",
+        ),
+        (
+            "order",
+            "这个奖项于 1924 年在多伦多颁发，后来又在奥斯陆颁发。",
+            "这个奖项于 1924 年在奥斯陆颁发，后来又在多伦多颁发。",
+        ),
         ("relation", "money to my account", "money from my account"),
         ("relation", "food into the hall", "food out of the hall"),
         ("relation", "the pill with food", "the pill before food"),
