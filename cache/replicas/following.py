@@ -15,11 +15,22 @@ from typing import Final
 
 import msgspec
 
-from cache.key import VERSION, CacheKey
+from cache.entry import Entry
+from cache.key import VERSION
 from cache.replicas.link import Change, Hash, Joined, Link
 from cache.replicas.notes import MOST_KEPT, Notes
-from cache.replicas.records import Record, Retraction, Sealing, Unreadable, dead, unpack_record, unpack_retraction
-from cache.store.answers import Purge, Store
+from cache.replicas.records import (
+    Question,
+    Record,
+    Retraction,
+    Sealing,
+    Unreadable,
+    dead,
+    unpack_record,
+    unpack_retraction,
+)
+from cache.store.answers import Store
+from cache.store.changes import Purge
 
 _log = logging.getLogger(__name__)
 FETCHED_AT_ONCE: Final = 32
@@ -75,7 +86,7 @@ class Follower:
             self._place = None
             for number, retraction in list(notes.followed):
                 await self._link.call("recall", notes.name, number, retraction.packed())
-        if (same or not notes.known) and joined.oldest_retraction > notes.known + 1 and len(self._store):
+        if (same or not notes.known) and joined.oldest_retraction > notes.known + 1 and self._store.size().answers:
             _log.warning("away for so long that Redis cannot tell what was forgotten: starting anew from what it has")
             with silently():
                 await self._store.purge(Purge())
@@ -131,8 +142,7 @@ class Follower:
                 if fields > _FIELDS or (fields and self._store.answer_of(id) is None)
             ]
             for first in range(0, len(wanted), FETCHED_AT_ONCE):
-                store = self._store
-                if len(store) > _ROOM * store.max_entries or store.bytes > _ROOM * store.max_bytes:
+                if self._store.fullness > _ROOM:
                     _log.info("the store is full: no more answers are taken from before this process joined")
                     self._snapshot_due = False
                     return
@@ -185,13 +195,20 @@ class Follower:
                 here = self._store.get_exact(first.key()) if behind else None
                 if here is not None and here.entry.created_at > entry.created_at:
                     return
-                answer_id = self._store.put(first.key(), entry, first.array(self._embedder), first.author).answer_id
+                answer_id = self._put(first, entry)
                 self.counts.taken += 1
             if answer_id is not None:
                 for alias in aliases:
-                    self._store.add_alias(alias.key(), answer_id, alias.array(self._embedder), alias.author)
+                    vector = alias.array(self._embedder)
+                    later = vector is None and alias.vector is not None
+                    self._store.add_alias(alias.key(), answer_id, vector, alias.author, vector_later=later)
         except ValueError as error:
             self._unreadable(error)
+
+    def _put(self, question: Question, entry: Entry) -> int | None:
+        vector = question.array(self._embedder)
+        later = vector is None and question.vector is not None  # it is of another embedder
+        return self._store.put(question.key(), entry, vector, question.author, vector_later=later).answer_id
 
     def _unreadable(self, error: Exception) -> None:
         if not self.counts.unreadable:
@@ -224,9 +241,9 @@ class Follower:
             if retraction.exact is None:
                 self._store.forget(answer_id)
                 return
-            found = self._store.get_exact(CacheKey("", "", "", "", retraction.exact))
-            if found is not None and found.answer_id == answer_id:
-                self._store.forget_question(found.question_id)
+            question = self._store.question_of(retraction.exact)
+            if question is not None and question[1] == answer_id:
+                self._store.forget_question(question[0])
 
 
 @contextmanager

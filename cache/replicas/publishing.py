@@ -30,7 +30,8 @@ from cache.replicas.records import (
     pack_question,
     unpack_record,
 )
-from cache.store.answers import Purge, Store
+from cache.store.answers import Store
+from cache.store.changes import Purge
 from cache.store.index import Vector
 
 _log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ import numpy as np
 
 from cache.entry import Entry
 from cache.key import CacheKey
-from cache.store.answers import Purge
+from cache.store.changes import Purge
 from cache.store.index import Vector
 
 

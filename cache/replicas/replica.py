@@ -24,7 +24,8 @@ from cache.replicas.pending import Pending
 from cache.replicas.publishing import ALIVE_S, Publisher
 from cache.replicas.records import Retraction, Sealing
 from cache.replicas.standing import Purged, ReplicaStats
-from cache.store.answers import Purge, Store
+from cache.store.answers import Store
+from cache.store.changes import Purge
 
 _log = logging.getLogger(__name__)
 RETRY_S: Final = 0.5

@@ -1,386 +1,460 @@
-"""The answers in memory: by exact key, and within one partition and context by folded form and by vector.
+"""The store: answers by exact request, and within one partition and context by folded form and by vector.
 
 An answer has one or more questions: the one it was given to, and aliases, to which a fresh answer was found to be the
-same. Bounded in answers and bytes: the least recently used answer goes first, with its questions. Time limits are
-absolute. Runs on one thread; a `Disk` beside it, if given, follows every change.
+same. They live and die with it. Everything is in the cache's file (`disk`), written by a thread (`writer`); what is not
+written yet is laid over it (`view`); in memory are the indexes of partitions in use (`places`). Time limits are
+absolute. Beyond a bound the answers that are worth least go first (`tables`). Methods run on one thread.
 """
 
 from __future__ import annotations
 
-import heapq
+import asyncio
+import logging
+import sqlite3
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Callable
-from typing import Protocol
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
 
-import msgspec
+import numpy as np
 
 from cache.entry import Entry
 from cache.key import CacheKey
-from cache.store.disk import Disk, Row
-from cache.store.index import Vector, VectorIndex
-from cache.words.writing import folded_form
+from cache.store.changes import (
+    AddQuestion,
+    Batch,
+    Change,
+    CountUses,
+    Expire,
+    ForgetAnswer,
+    ForgetQuestion,
+    Purge,
+    PurgeAnswers,
+    PutAnswer,
+    Question,
+    SetVector,
+    Vector,
+)
+from cache.store.cipher import sealer
+from cache.store.disk import Disk
+from cache.store.found import Found, Kept, Listener, Size
+from cache.store.pending import Pending
+from cache.store.places import Places
+from cache.store.reader import Known, Reader
+from cache.store.view import View
+from cache.store.writer import Writer
 
 MAX_ALIASES = 32
 MAX_ALIASES_OF_AUTHOR = 8
-_VECTOR_OVERHEAD_BYTES = 200
-_QUESTION_OVERHEAD_BYTES = 256
-_Place = tuple[str, str]
-_Folded = tuple[str, str, str]
-
-
-class Found(msgspec.Struct, frozen=True):
-    """A question that is known, with its answer. Ids are of this process and never given to another question."""
-
-    question_id: int
-    answer_id: int
-    cosine: float
-    question: str
-    entry: Entry
-
-
-class Kept(msgspec.Struct, frozen=True):
-    """What became of an answer: its id, or why it was not kept: `expired`, `too_large`."""
-
-    answer_id: int | None
-    reason: str | None = None
-
-
-class Purge(msgspec.Struct, frozen=True, kw_only=True):
-    """Which answers to forget: those that meet every condition given, all when none is."""
-
-    scope: str | None = None
-    model: str | None = None
-    older_than_s: float | None = None
-    tag: str | None = None
-    policy: str | None = None
-    exact: str | None = None  # of any of its questions
-
-
-class Listener(Protocol):
-    """Told of every change that others must know of; not of what is evicted or past its time. Must not wait."""
-
-    def stored(self, key: CacheKey, entry: Entry, vector: Vector | None, author: str) -> None: ...
-
-    def aliased(self, key: CacheKey, entry_id: str, vector: Vector | None, author: str) -> None: ...
-
-    def forgotten(self, entry_id: str) -> None: ...
-
-    def question_forgotten(self, exact: str, entry_id: str) -> None: ...
-
-    def purged(self, purge: Purge) -> None: ...
+_log = logging.getLogger(__name__)
+# Numbers of 16 bits keep inner products to within this; a text beside itself must be 1.
+_SAME_COSINE = 1 - 1e-4
+_SHARE_OF_ONE_ANSWER = 8
+_USES_AT_ONCE = 200
+_SEARCHES = 3
 
 
 class Store:
-    """Where answers live and die. A size is what an answer, its questions, their keys and vectors take.
-
-    Invariants: every id of an index is a question of that partition and context; every question has its answer and
-    every answer a question; `bytes` is the sum of the sizes; neither bound is exceeded when a method returns.
-    """
+    """Where answers live and die."""
 
     def __init__(
         self,
+        folder: Path | None,
+        fingerprint: str,
         *,
         max_entries: int,
         max_bytes: int,
-        disk: Disk | None = None,
+        max_disk_bytes: int = 1 << 62,
+        keys: Sequence[bytes] = (),
         clock: Callable[[], float] = time.time,
         listener: Listener | None = None,
     ) -> None:
+        """Open the file in `folder`; None: keep everything in memory.
+
+        Args:
+            fingerprint: of the embedder whose vectors are given here. Those of another are never compared with them.
+            max_bytes: of memory; without a file half of it is for the answers.
+            max_disk_bytes: of the file, without its journal (16 MiB).
+            keys: encrypt what is kept with the first of these, 32 bytes each; none: keep it as it is.
+
+        Raises:
+            OSError: the folder cannot be written, or another process uses the file.
+        """
         self.max_entries = max_entries
         self.max_bytes = max_bytes
-        self.bytes = 0
+        self.max_disk_bytes = max_disk_bytes if folder is not None else 0
         self.evictions = 0
         self.expirations = 0
         self.purged = 0
         self.listener = listener
-        self._disk = disk
         self._clock = clock
-        self._next_id = 0
-        self._answers: OrderedDict[int, Entry] = OrderedDict()  # least recently used first
-        self._questions_of: dict[int, list[int]] = {}  # the one it was given to first
-        self._questions: dict[int, Row] = {}  # vectors live in the indexes
-        self._answer_of: dict[int, int] = {}
-        self._sizes: dict[int, int] = {}  # of questions; the first carries its answer's
-        self._by_exact: dict[str, int] = {}
-        self._by_entry: dict[str, int] = {}
-        # Only of questions that other words may find, which are those with a vector; of several, the latest.
-        self._by_folded: dict[_Folded, int] = {}
-        self._indexes: dict[_Place, VectorIndex] = {}
-        self._expiry: list[tuple[float, int]] = []
+        seals = sealer(keys)
+        self._disk = Disk(folder, fingerprint, seals)
+        self._most_file_bytes = max_disk_bytes if folder is not None else max_bytes // 2
+        self._writer = Writer(self._disk, seals, max_entries=max_entries, max_bytes=self._most_file_bytes)
+        self._reader = Reader(self._disk, seals, self._writer)
+        self._pending = Pending()
+        self._view = View(self._disk, self._reader, self._pending)
+        self._places = Places(self._disk, seals, self._pending.vectors_in, max_bytes=max_bytes // 2)
+        self._most_pending_bytes = max_bytes // 2
+        self._most_answer_bytes = min(max_bytes, self._most_file_bytes) // _SHARE_OF_ONE_ANSWER
+        self._next_id, self._next_place = self._disk.next_id, self._disk.next_place
+        self._uses: Counter[int] = Counter()
+
+    def size(self) -> Size:
+        self._settle()
+        totals, in_memory = self._writer.totals, self._disk.in_memory
+        used = self._writer.used_bytes
+        return Size(
+            answers=len(self),
+            questions=totals.questions + self._pending.questions,
+            bytes=self._places.bytes + self._pending.bytes + (used if in_memory else 0),
+            disk_bytes=0 if in_memory else used,
+            places=len(self._places),
+            vectors=self._places.vectors,
+            waiting_vectors=totals.waiting,
+            unwritten=len(self._pending),
+            unreadable=self._reader.unreadable,
+            error=self._writer.error,
+        )
 
     def __len__(self) -> int:
-        return len(self._answers)
+        """How many answers there are."""
+        self._settle()
+        return self._writer.totals.answers + self._pending.answers
 
     @property
-    def questions(self) -> int:
-        return len(self._questions)
-
-    @property
-    def indexes(self) -> int:
-        return len(self._indexes)
-
-    @property
-    def vectors(self) -> int:
-        return sum(len(index) for index in self._indexes.values())
+    def fullness(self) -> float:
+        """Of the bound that is nearest, in entries or bytes, how much is taken: 1 where eviction begins."""
+        return max(
+            (self._writer.totals.answers + self._pending.answers) / self.max_entries,
+            self._writer.used_bytes / self._most_file_bytes,
+        )
 
     def get_exact(self, key: CacheKey, *, ttl_s: float | None = None) -> Found | None:
         """The answer to the very same request, if it is not too old."""
-        id = self._by_exact.get(key.exact)
-        return None if id is None else self._found(id, 1.0, ttl_s)
+        self._settle()
+        return self._found(self._view.by_exact(self._view.exact(key.exact)), key, 1.0, ttl_s)
 
     def get_folded(self, key: CacheKey, *, ttl_s: float | None = None) -> Found | None:
         """The latest answer to the same words written otherwise. Whether they mean the same is open."""
-        folded = _folded(key.partition, key.context, key.text)
-        id = self._by_folded.get(folded) if folded else None
-        return None if id is None else self._found(id, 1.0, ttl_s)
+        self._settle()
+        folded = self._view.folded(key)
+        if folded is None:
+            return None
+        return self._found(self._view.by_folded(folded), key, 1.0, ttl_s)
+
+    def prepare(self, key: CacheKey) -> None:
+        """Start reading the key's partition and context, if it is not in memory: `nearest` will need it."""
+        place = self._view.place(key)
+        if place is not None:
+            self._places.prepare(place)
 
     async def nearest(self, key: CacheKey, vector: Vector, k: int, *, ttl_s: float | None = None) -> list[Found]:
-        """Up to `k` questions of the key's partition and context, nearest first; several may share an answer."""
-        index = self._indexes.get((key.partition, key.context))
-        if index is None:
+        """Up to `k` questions of the key's partition and context, nearest first; several may share an answer.
+
+        Args:
+            vector: unit vector of the question, [dimension].
+        """
+        self._settle()
+        place = self._view.place(key)
+        if place is None:
             return []
-        found = (self._found(id, cosine, ttl_s) for id, cosine in index.search(vector, k))
+        try:
+            index = await self._places.index(place)
+        except sqlite3.Error as error:
+            _log.warning("a part of the cache file cannot be read: %s", error)
+            return []
+        self._settle()
+        if not len(index):
+            self._view.forget_place(key)
+            return []
+        for _ in range(_SEARCHES):
+            nearest = index.search(vector, k)
+            known = self._view.by_ids([id for id, _ in nearest])
+            lost = [id for id, _ in nearest if id not in known]
+            for id in lost:  # forgotten, and the index was not told yet
+                index.remove(id)
+                self._places.remove(place, id)
+            if not lost:
+                break
+        found = (self._found(known.get(id), key, cosine, ttl_s) for id, cosine in nearest)
         return [one for one in found if one is not None]
 
     def answer_of(self, entry_id: str) -> int | None:
         """The id of the answer whose `Entry.id` this is, while it is kept."""
-        return self._by_entry.get(entry_id)
+        self._settle()
+        return self._view.answer_of(entry_id)
+
+    def question_of(self, exact: str) -> tuple[int, int] | None:
+        """Question and answer by the question's `CacheKey.exact`, while they are kept."""
+        self._settle()
+        known = self._view.by_exact(self._view.exact(exact))
+        return None if known is None else (known.question_id, known.answer_id)
 
     def used(self, answer_id: int) -> None:
-        """Count an answer as served."""
-        if answer_id in self._answers:
-            self._answers.move_to_end(answer_id)
+        """Count an answer as served: it is worth more."""
+        self._uses[answer_id] += 1
+        if len(self._uses) >= _USES_AT_ONCE:
+            self._count_uses()
 
-    def put(self, key: CacheKey, entry: Entry, vector: Vector | None, author: str = "") -> Kept:
+    def put(
+        self, key: CacheKey, entry: Entry, vector: Vector | None, author: str = "", *, vector_later: bool = False
+    ) -> Kept:
         """Keep an answer, in place of any earlier one to the same request.
 
         Args:
             vector: of the question, [dimension]; None: the same words only will find it.
             author: who asked, which limits on aliases are for.
-        """
-        kept = self._insert(Row(key.exact, key.scope, key.partition, key.context, key.text, author, entry, vector))
-        if self.listener is not None and kept.reason is None:
-            self.listener.stored(key, entry, vector, author)
-        return kept
+            vector_later: it is to get a vector that cannot be made now (see `without_vector`).
 
-    def add_alias(self, key: CacheKey, answer_id: int, vector: Vector | None, author: str) -> str | None:
+        Raises:
+            ValueError: the vector holds NaN or infinity.
+        """
+        self._settle()
+        if entry.expired(self._clock()):
+            return Kept(None, "expired")
+        id = self._new_id()
+        question = self._question(key, id, author, vector, fuzzy=vector is not None or vector_later)
+        change = PutAnswer(question, entry)
+        if change.size_bytes > self._most_answer_bytes:
+            return Kept(None, "too_large")
+        self._make_way(question.exact)
+        self._submit(change)
+        self._index(question)
+        if self.listener is not None:
+            self.listener.stored(key, entry, vector, author)
+        return Kept(id)
+
+    def add_alias(
+        self, key: CacheKey, answer_id: int, vector: Vector | None, author: str, *, vector_later: bool = False
+    ) -> str | None:
         """Let another question of the answer's partition and context find the answer, as long as that lives.
 
+        An answer that was kept for this very question goes.
+
         Returns: None, or why not: `unknown_answer` (gone, or of another partition or context), `too_many_questions`
-        (of this answer, or of this author's to it), `too_large`. An answer that was kept for this very question goes.
+        (of this answer, or of this author's to it), `too_large`.
+
+        Raises:
+            ValueError: the vector holds NaN or infinity.
         """
-        reason = self._alias(key, answer_id, vector, author)
-        if self.listener is not None and reason is None:
-            self.listener.aliased(key, self._answers[answer_id].id, vector, author)
-        return reason
-
-    def add_vector(self, key: CacheKey, vector: Vector) -> bool:
-        """Let a question that was stored without a vector be found by other words too; False when it is gone."""
-        id = self._by_exact.get(key.exact)
-        if id is None:
-            return False
-        row = msgspec.structs.replace(self._questions[id], vector=vector)
-        answer_id = self._answer_of[id]
-        at = self._questions_of[answer_id].index(id)
-        self._drop_question(id)
-        self._add_question(row, answer_id, first=at == 0)
-        self._questions_of[answer_id].insert(at, self._questions_of[answer_id].pop())
-        if self._disk is not None:
-            self._disk.put(row, self._answers[answer_id])
-        self._evict()
-        return True
-
-    def restore(self, row: Row) -> str | None:
-        """Take a question that is on disk already; what was stored meanwhile is newer and wins."""
-        if row.exact in self._by_exact:
+        self._settle()
+        own = self._view.own_question(answer_id)
+        if own is None or own.entry.expired(self._clock()) or own.place != self._view.place(key):
+            return "unknown_answer"
+        exact = self._view.exact(key.exact)
+        same = self._view.by_exact(exact)
+        if same is not None and same.answer_id == answer_id:
             return None
-        known = self._by_entry.get(row.entry.id)
-        if known is None:
-            return self._insert(row, restored=True).reason
-        self._add_question(row, known, first=False)
-        self._evict()
+        authors = self._view.authors(answer_id)
+        if len(authors) >= MAX_ALIASES or authors.count(author) >= MAX_ALIASES_OF_AUTHOR:
+            return "too_many_questions"
+        question = self._question(key, answer_id, author, vector, fuzzy=vector is not None or vector_later)
+        if question.size_bytes > self._most_answer_bytes:
+            return "too_large"
+        self._make_way(exact)
+        self._submit(AddQuestion(question))
+        self._index(question)
+        if self.listener is not None:
+            self.listener.aliased(key, own.entry.id, vector, author)
         return None
 
     def forget(self, answer_id: int) -> bool:
         """Forget an answer with all its questions; False when there is none."""
-        entry = self._answers.get(answer_id)
-        if entry is None:
+        self._settle()
+        own = self._view.own_question(answer_id)
+        if own is None:
             return False
-        self._remove([answer_id])
+        self._submit(ForgetAnswer(answer_id))
         if self.listener is not None:
-            self.listener.forgotten(entry.id)
+            self.listener.forgotten(own.entry.id)
         return True
 
     def forget_question(self, question_id: int) -> bool:
-        """Forget a question, and its answer with the last one; False when there is none."""
-        row = self._questions.get(question_id)
-        if row is None:
+        """Forget a question; with the one that the answer was given to, the answer. False when there is none."""
+        self._settle()
+        known = self._view.by_ids([question_id]).get(question_id)
+        if known is None:
             return False
-        answer_id = self._answer_of[question_id]
-        if len(self._questions_of[answer_id]) == 1:
-            return self.forget(answer_id)
-        self._drop_question(question_id)
-        if self._disk is not None:
-            self._disk.delete([row.exact])
+        if known.own:
+            return self.forget(known.answer_id)
+        self._submit(ForgetQuestion(question_id))
+        self._places.remove(known.place, question_id)
         if self.listener is not None:
-            self.listener.question_forgotten(row.exact, self._answers[answer_id].id)
+            self.listener.question_forgotten(known.exact, known.entry.id)
         return True
 
     async def purge(self, purge: Purge) -> int:
-        """Forget answers; returns how many."""
+        """Forget answers; returns how many, once the file says so. They are not found from the first moment on.
+
+        Raises:
+            OSError: the file cannot be written now: they are gone while this process lives, and from the file once it
+                can be written again.
+        """
+        self._settle()
         born_before = None if purge.older_than_s is None else self._clock() - purge.older_than_s
-        doomed = [
-            id
-            for id, entry in self._answers.items()
-            if (purge.scope is None or self._questions[self._questions_of[id][0]].scope == purge.scope)
-            and (purge.model is None or entry.model == purge.model)
-            and (purge.policy is None or entry.policy == purge.policy)
-            and (purge.tag is None or purge.tag in entry.tags)
-            and (purge.exact is None or any(self._questions[q].exact == purge.exact for q in self._questions_of[id]))
-            and (born_before is None or entry.created_at <= born_before)
-        ]
-        self._remove(doomed)
-        self.purged += len(doomed)
+        change = PurgeAnswers(purge, self._named(purge), born_before, self._next_id - 1)
         if self.listener is not None:
             self.listener.purged(purge)
-        return len(doomed)
+        return await self._written(change)
 
-    def expire(self) -> int:
-        """Forget what is past its time; returns how many answers."""
-        now = self._clock()
-        doomed = []
-        while self._expiry and self._expiry[0][0] <= now:
-            _, id = heapq.heappop(self._expiry)
-            if id in self._answers:
-                doomed.append(id)
-        self._remove(doomed)
-        self.expirations += len(doomed)
-        return len(doomed)
+    async def expire(self) -> int:
+        """Take what is past its time out of the file; returns how many answers. They are not found anyway.
 
-    def _found(self, question_id: int, cosine: float, ttl_s: float | None) -> Found | None:
-        answer_id = self._answer_of[question_id]
-        entry = self._answers[answer_id]
-        if entry.expired(self._clock(), ttl_s=ttl_s):
+        Raises:
+            OSError: the file cannot be written now.
+        """
+        self._settle()
+        self._count_uses()
+        return await self._written(Expire(self._clock()))
+
+    def without_vector(self, count: int) -> list[tuple[int, int, str | None]]:
+        """Some questions in the file whose vector is yet to be made, for `set_vector`: (place, question id, text)."""
+        self._settle()
+        return self._reader.without_vector(count)
+
+    def set_vector(self, place: int, question_id: int, vector: Vector | None) -> None:
+        """Give a question its vector; None: it can have none, and the same words only find it."""
+        self._settle()
+        self._submit(SetVector(question_id, place, vector))
+        if vector is None:
+            return
+        self._places.add(place, question_id, vector)
+        known = self._view.by_ids([question_id]).get(question_id)
+        names = self._reader.place_key(place)
+        if self.listener is None or known is None or names is None:
+            return
+        key = CacheKey(known.scope, *names, known.text, known.exact)
+        if known.own:
+            self.listener.stored(key, known.entry, vector, known.author)
+        else:
+            self.listener.aliased(key, known.entry.id, vector, known.author)
+
+    async def flush(self) -> None:
+        """Wait until everything up to now is in the file.
+
+        Raises:
+            OSError: the file cannot be written now.
+        """
+        self._count_uses()
+        await self._written(CountUses({}))
+
+    def close(self) -> None:
+        """Write what is left, as far as it can be written."""
+        self._count_uses()
+        self._writer.close()
+        self._places.close()
+        self._reader.close()
+        self._disk.close()
+
+    def _settle(self) -> None:
+        """Take in what the threads did since the last call."""
+        while self._writer.done:
+            batch = self._writer.done.popleft()
+            self._take(batch)
+        self._places.settle()
+
+    def _take(self, batch: Batch) -> None:
+        for submitted in batch.submitted:
+            self._pending.remove(submitted)
+        self.evictions += batch.evicted
+        self.expirations += batch.expired
+        self.purged += batch.purged
+        if batch.emptied:
+            self._places.clear()
+            self._view.clear()
+        for place, question_id in batch.gone:
+            self._places.remove(place, question_id)
+
+    def _submit(self, change: Change, written: Future[int] | None = None) -> None:
+        self._writer.next_id, self._writer.next_place = self._next_id, self._next_place
+        self._pending.add(self._writer.submit(change, written))
+        self._settle()
+        while self._pending.bytes > self._most_pending_bytes:
+            oldest = self._pending.oldest_put()
+            if oldest is None or not self._writer.drop(oldest):
+                return
+            self._pending.remove(oldest)
+            self.evictions += isinstance(oldest.change, PutAnswer)
+
+    async def _written(self, change: Change) -> int:
+        written: Future[int] = Future()
+        written.set_running_or_notify_cancel()  # who waits may leave; the change is made all the same
+        self._submit(change, written)
+        waiting = asyncio.wrap_future(written)
+        while not waiting.done():
+            if self._writer.error is not None:
+                raise OSError(f"the cache file cannot be written now: {self._writer.error}")
+            await asyncio.wait([waiting], timeout=0.2)
+        self._settle()
+        return waiting.result()
+
+    def _named(self, purge: Purge) -> int | None:
+        """The one answer that a purge is about, 0 when there is none, None when it is about more."""
+        named = set()
+        if purge.exact is not None:
+            known = self._view.by_exact(self._view.exact(purge.exact))
+            named.add(0 if known is None else known.answer_id)
+        if purge.entry is not None:
+            named.add(self._view.answer_of(purge.entry) or 0)
+        if not named:
             return None
-        return Found(question_id, answer_id, cosine, self._questions[question_id].question, entry)
+        return named.pop() if len(named) == 1 else 0
 
-    def _insert(self, row: Row, *, restored: bool = False) -> Kept:
-        if row.entry.expired(self._clock()):
-            return Kept(None, "expired")
-        if _size_bytes(row, first=True) * 8 > self.max_bytes:
-            return Kept(None, "too_large")
-        self.expire()
-        self._make_way(row.exact)
-        id = self._new_id()
-        self._answers[id] = row.entry
-        self._questions_of[id] = []
-        self._by_entry[row.entry.id] = id
-        self._add_question(row, id, first=True)
-        heapq.heappush(self._expiry, (row.entry.expires_at, id))
-        if self._disk is not None and not restored:
-            self._disk.put(row, row.entry)
-        self._evict()
-        return Kept(id)
+    def _count_uses(self) -> None:
+        if self._uses:
+            self._submit(CountUses(dict(self._uses)))
+            self._uses.clear()
 
-    def _alias(self, key: CacheKey, answer_id: int, vector: Vector | None, author: str) -> str | None:
-        entry = self._answers.get(answer_id)
-        if entry is None or entry.expired(self._clock()):
-            return "unknown_answer"
-        first, *aliases = (self._questions[id] for id in self._questions_of[answer_id])
-        if (first.partition, first.context) != (key.partition, key.context):
-            return "unknown_answer"
-        row = Row(key.exact, key.scope, key.partition, key.context, key.text, author, entry, vector)
-        if any(known.exact == key.exact for known in (first, *aliases)):
-            return None
-        authors = Counter(alias.author for alias in aliases)
-        if len(aliases) >= MAX_ALIASES or authors[author] >= MAX_ALIASES_OF_AUTHOR:
-            return "too_many_questions"
-        if _size_bytes(row, first=False) * 8 > self.max_bytes:
-            return "too_large"
-        self._make_way(key.exact)
-        self._add_question(row, answer_id, first=False)
-        if self._disk is not None:
-            self._disk.put(row, entry)
-        self._evict()
-        return None
+    def _question(self, key: CacheKey, answer_id: int, author: str, vector: Vector | None, *, fuzzy: bool) -> Question:
+        if vector is not None and not np.isfinite(vector).all():
+            raise ValueError("a vector holds NaN or infinity")
+        digest = self._view.place_digest(key)
+        place = self._view.place(key)
+        if place is None:
+            place = self._next_place
+            self._next_place += 1
+            self._view.remember_place(digest, place)
+            if vector is not None:
+                self._places.begin(place, len(vector))
+        return Question(
+            id=self._new_id(),
+            answer_id=answer_id,
+            place=place,
+            place_digest=digest,
+            exact=self._view.exact(key.exact),
+            folded=self._view.folded(key) if fuzzy else None,
+            key=key,
+            author=author,
+            vector=vector,
+            fuzzy=fuzzy,
+        )
 
-    def _make_way(self, exact: str) -> None:
+    def _index(self, question: Question) -> None:
+        if question.vector is not None:
+            self._places.add(question.place, question.id, question.vector)
+
+    def _make_way(self, exact: bytes) -> None:
         """What was known of this very request is of no more use: the answer, or the alias alone."""
-        id = self._by_exact.get(exact)
-        if id is None:
+        known = self._view.by_exact(exact)
+        if known is None:
             return
-        answer_id = self._answer_of[id]
-        if self._questions_of[answer_id][0] == id:
-            self._remove([answer_id])
-            return
-        self._drop_question(id)
-        if self._disk is not None:
-            self._disk.delete([exact])
+        if known.own:
+            self._submit(ForgetAnswer(known.answer_id))
+        else:
+            self._submit(ForgetQuestion(known.question_id))
+        self._places.remove(known.place, known.question_id)
+
+    def _found(self, known: Known | None, key: CacheKey, cosine: float, ttl_s: float | None) -> Found | None:
+        # The scope is in the digests already. Should they ever fail, no tenant sees another's answer.
+        if known is None or known.scope != key.scope or known.entry.expired(self._clock(), ttl_s=ttl_s):
+            return None
+        cosine = 1.0 if cosine >= _SAME_COSINE else cosine
+        return Found(known.question_id, known.answer_id, cosine, known.text, known.entry)
 
     def _new_id(self) -> int:
+        id = self._next_id
         self._next_id += 1
-        return self._next_id
-
-    def _add_question(self, row: Row, answer_id: int, *, first: bool) -> None:
-        id = self._new_id()
-        if row.vector is not None:
-            place = (row.partition, row.context)
-            index = self._indexes.get(place)
-            if index is None:
-                index = VectorIndex(len(row.vector))
-            index.add(id, row.vector)
-            self._indexes[place] = index
-            folded = _folded(row.partition, row.context, row.question)
-            if folded is not None:
-                self._by_folded[folded] = id
-        self._questions[id] = msgspec.structs.replace(row, vector=None)
-        self._questions_of[answer_id].append(id)
-        self._answer_of[id] = answer_id
-        self._by_exact[row.exact] = id
-        self._sizes[id] = _size_bytes(row, first=first)
-        self.bytes += self._sizes[id]
-
-    def _drop_question(self, id: int) -> Row:
-        row = self._questions.pop(id)
-        self._questions_of[self._answer_of.pop(id)].remove(id)
-        del self._by_exact[row.exact]
-        self.bytes -= self._sizes.pop(id)
-        place = (row.partition, row.context)
-        index = self._indexes.get(place)
-        if index is not None and index.remove(id) and not len(index):
-            del self._indexes[place]
-        folded = _folded(row.partition, row.context, row.question)
-        if folded is not None and self._by_folded.get(folded) == id:
-            del self._by_folded[folded]
-        return row
-
-    def _evict(self) -> None:
-        evicted = 0
-        while len(self._answers) > self.max_entries or self.bytes > self.max_bytes:
-            self._remove([next(iter(self._answers))])
-            evicted += 1
-        self.evictions += evicted
-
-    def _remove(self, answer_ids: list[int]) -> None:
-        exact_keys: list[str] = []
-        for answer_id in answer_ids:
-            exact_keys += [self._drop_question(id).exact for id in list(self._questions_of[answer_id])]
-            del self._questions_of[answer_id]
-            entry = self._answers.pop(answer_id)
-            if self._by_entry.get(entry.id) == answer_id:
-                del self._by_entry[entry.id]
-        if exact_keys and self._disk is not None:
-            self._disk.delete(exact_keys)
-
-
-def _folded(partition: str, context: str, text: str) -> _Folded | None:
-    form = folded_form(text)
-    return None if form is None else (partition, context, form)
-
-
-def _size_bytes(row: Row, *, first: bool) -> int:
-    vector = 0 if row.vector is None else row.vector.nbytes + _VECTOR_OVERHEAD_BYTES
-    keys = len(row.exact) + len(row.scope) + len(row.partition) + len(row.context)
-    own = row.entry.size_bytes() if first else len(row.question.encode()) + _QUESTION_OVERHEAD_BYTES
-    return own + vector + keys
+        return id

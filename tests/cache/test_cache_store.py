@@ -1,11 +1,11 @@
-"""The store: isolation, absolute time limits, bounds, eviction, purging, and its file on disk."""
+"""The store: isolation, absolute time limits, aliases, bounds, eviction by worth, purging, vectors that come later."""
 
 from __future__ import annotations
 
 import asyncio
-import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from cache.entry import Entry
 from cache.key import CacheKey, build_key
-from cache.store.answers import MAX_ALIASES, MAX_ALIASES_OF_AUTHOR, Found, Purge, Store
-from cache.store.disk import Disk
-from cache.store.index import Vector
+from cache.store.answers import MAX_ALIASES, MAX_ALIASES_OF_AUTHOR, Store
+from cache.store.changes import Purge, Vector
+from cache.store.found import Found
 
 MakeKey = Callable[..., CacheKey]
 MakeEntry = Callable[..., Entry]
+MakeStore = Callable[..., Store]
 
 
 def unit(seed: int) -> Vector:
@@ -31,8 +32,12 @@ def near(store: Store, key: CacheKey, vector: Vector, k: int = 3, ttl_s: float |
     return asyncio.run(store.nearest(key, vector, k, ttl_s=ttl_s))
 
 
-def purge(store: Store, **conditions: object) -> int:
-    return asyncio.run(store.purge(Purge(**conditions)))  # type: ignore[arg-type]
+def purge(store: Store, **conditions: Any) -> int:
+    return asyncio.run(store.purge(Purge(**conditions)))
+
+
+def flush(store: Store) -> None:
+    asyncio.run(store.flush())
 
 
 def exact(store: Store, key: CacheKey, ttl_s: float | None = None) -> Entry | None:
@@ -48,122 +53,319 @@ class Clock:
         return self.now
 
 
-def small(max_entries: int = 100, max_bytes: int = 1 << 20, disk: Disk | None = None) -> tuple[Store, Clock]:
-    clock = Clock()
-    return Store(max_entries=max_entries, max_bytes=max_bytes, disk=disk, clock=clock), clock
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
-def test_the_same_request_gets_its_answer(make_key: MakeKey, make_entry: MakeEntry) -> None:
-    store, clock = small()
+@pytest.fixture
+def make_store(clock: Clock) -> Iterator[MakeStore]:
+    """Stores in memory, or in a folder; closed with the test."""
+    made: list[Store] = []
+
+    def make(folder: Path | None = None, *, max_entries: int = 100, max_bytes: int = 1 << 24, **options: Any) -> Store:
+        store = Store(folder, "f", max_entries=max_entries, max_bytes=max_bytes, clock=clock, **options)
+        made.append(store)
+        return store
+
+    yield make
+    for store in made:
+        store.close()
+
+
+@pytest.fixture(params=["in memory", "on disk"])
+def store(request: pytest.FixtureRequest, make_store: MakeStore, tmp_path: Path) -> Store:
+    return make_store(tmp_path if request.param == "on disk" else None)
+
+
+def test_the_same_request_gets_its_answer(store: Store, clock: Clock, make_key: MakeKey, make_entry: MakeEntry) -> None:
     key, entry = make_key("a"), make_entry("a", b"1", now=clock.now)
-    assert exact(store, key) is None
+    assert store.get_exact(key) is None
+    assert store.get_folded(key) is None
+    assert near(store, key, unit(1)) == []
     assert store.put(key, entry, unit(1)).reason is None
-    assert exact(store, key) == entry
-    assert near(store, key, unit(1), 3)[0].entry == entry
+    for _ in range(2):  # before it is written, and after
+        assert exact(store, key) == entry
+        folded = store.get_folded(make_key("A "))
+        assert folded is not None
+        assert folded.entry == entry
+        (found,) = near(store, key, unit(1))
+        assert (found.entry, found.cosine) == (entry, 1.0)
+        assert store.answer_of(entry.id) == found.answer_id
+        flush(store)
 
 
 @pytest.mark.parametrize("other", [{"scope": "team:2"}, {"model_group": "large"}, {"epoch": 1}, {"temperature": 0.3}])
 def test_no_answer_crosses_a_partition_or_context(
-    make_key: MakeKey, make_entry: MakeEntry, other: dict[str, object]
+    store: Store, clock: Clock, make_key: MakeKey, make_entry: MakeEntry, other: dict[str, object]
 ) -> None:
-    store, clock = small()
-    store.put(make_key("a"), make_entry("a", now=clock.now), unit(1))
-    assert exact(store, make_key("a", **other)) is None
-    assert near(store, make_key("a", **other), unit(1), 3) == []
+    answer_id = store.put(make_key("a"), make_entry("a", now=clock.now), unit(1)).answer_id or 0
+    flush(store)
+    elsewhere = make_key("a", **other)
+    assert exact(store, elsewhere) is None
+    assert store.get_folded(elsewhere) is None
+    assert near(store, elsewhere, unit(1)) == []
+    assert store.add_alias(make_key("b", **other), answer_id, unit(2), "key:1") == "unknown_answer"
+    assert exact(store, make_key("b", **other)) is None
 
 
 @given(tenants=st.lists(st.tuples(st.sampled_from("ABC"), st.integers(0, 5)), min_size=1, max_size=30))
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 def test_every_answer_found_is_the_tenants_own(tenants: list[tuple[str, int]]) -> None:
-    store, _ = small()
+    store = Store(None, "f", max_entries=100, max_bytes=1 << 24, clock=lambda: 1e6)
     for tenant, number in tenants:
         text = f"question {number}"
-        key = build_key(
-            {"messages": [{"role": "user", "content": text}]}, scope=tenant, model_group="auto", embedder="e"
-        )
+        payload = {"messages": [{"role": "user", "content": text}]}
+        key = build_key(payload, scope=tenant, model_group="auto", embedder="e")
         for found in near(store, key, unit(number), 8):
             assert found.entry.answer == tenant.encode()
         same = exact(store, key)
         assert same is None or same.answer == tenant.encode()
         store.put(key, Entry("i", tenant.encode(), "m", "small", 1, 1, 1, 1e6, 2e6, text), unit(number))
+    store.close()
 
 
-def test_the_time_limit_is_absolute(make_key: MakeKey, make_entry: MakeEntry) -> None:
-    store, clock = small()
+def test_a_key_whose_scope_is_another_gets_nothing(
+    store: Store, clock: Clock, make_key: MakeKey, make_entry: MakeEntry
+) -> None:
+    """Even if the digests of two tenants were ever to be the same."""
+    key = make_key("a")
+    store.put(key, make_entry("a", now=clock.now), unit(1))
+    forged = CacheKey("team:other", key.partition, key.context, key.text, key.exact)
+    assert exact(store, forged) is None
+    assert store.get_folded(forged) is None
+    assert near(store, forged, unit(1)) == []
+
+
+def test_the_time_limit_is_absolute(store: Store, clock: Clock, make_key: MakeKey, make_entry: MakeEntry) -> None:
     key = make_key("a")
     store.put(key, make_entry("a", now=clock.now, ttl_s=60), unit(1))
     for _ in range(5):
         clock.now += 11
-        assert exact(store, key) is not None
+        found = store.get_exact(key)
+        assert found is not None
+        store.used(found.answer_id)
         assert near(store, key, unit(1), 1)
     clock.now += 5
     assert exact(store, key) is None
     assert near(store, key, unit(1), 1) == []
-    assert store.expire() == 1
-    assert (len(store), store.bytes, store.indexes) == (0, 0, 0)
+    assert asyncio.run(store.expire()) == 1
+    size = store.size()
+    assert (size.answers, size.questions, size.places, size.vectors, store.expirations) == (0, 0, 0, 0, 1)
 
 
-def test_the_asker_may_be_stricter(make_key: MakeKey, make_entry: MakeEntry) -> None:
-    store, clock = small()
+def test_the_asker_may_be_stricter(store: Store, clock: Clock, make_key: MakeKey, make_entry: MakeEntry) -> None:
     key = make_key("a")
     store.put(key, make_entry("a", now=clock.now, ttl_s=600), unit(1))
     clock.now += 30
     assert exact(store, key, ttl_s=30) is None
-    assert near(store, key, unit(1), 1, ttl_s=30) == []
+    assert store.get_folded(key, ttl_s=30) is None
+    assert near(store, key, unit(1), ttl_s=30) == []
     assert exact(store, key, ttl_s=31) is not None
 
 
-def test_an_expired_answer_is_not_kept(make_key: MakeKey, make_entry: MakeEntry) -> None:
-    store, clock = small()
+def test_what_is_not_kept(store: Store, clock: Clock, make_key: MakeKey, make_entry: MakeEntry) -> None:
     assert store.put(make_key("a"), make_entry("a", now=clock.now - 100, ttl_s=60), None).reason == "expired"
+    assert store.put(make_key("a"), make_entry("a", b"x" * (1 << 24), now=clock.now), None).reason == "too_large"
+    with pytest.raises(ValueError, match="NaN"):
+        store.put(make_key("a"), make_entry("a", now=clock.now), np.full(8, np.nan, np.float32))
+    assert exact(store, make_key("a")) is None
+    flush(store)
+    assert store.size().answers == 0
 
 
-def test_a_newer_answer_takes_the_place_of_the_older(make_key: MakeKey, make_entry: MakeEntry) -> None:
-    store, clock = small()
+def test_a_newer_answer_takes_the_place_of_the_older(
+    store: Store, clock: Clock, make_key: MakeKey, make_entry: MakeEntry
+) -> None:
     key = make_key("a")
     store.put(key, make_entry("a", b"old", now=clock.now), unit(1))
     store.put(key, make_entry("a", b"new", now=clock.now), unit(1))
-    assert len(store) == store.vectors == 1
     assert [found.entry.answer for found in near(store, key, unit(1), 5)] == [b"new"]
+    flush(store)
+    size = store.size()
+    assert (size.answers, size.questions, size.vectors) == (1, 1, 1)
 
 
-def test_the_least_recently_used_goes_first(make_key: MakeKey, make_entry: MakeEntry) -> None:
-    store, clock = small(max_entries=3)
-    keys = {name: make_key(name) for name in "abcd"}
+# Questions of one answer.
+
+
+def test_an_answer_is_found_by_every_question_it_is_known_to_answer(
+    store: Store, clock: Clock, make_key: MakeKey, make_entry: MakeEntry
+) -> None:
+    first, other = make_key("a"), make_key("b")
+    answer_id = store.put(first, make_entry("a", b"1", now=clock.now), unit(1), "key:1").answer_id
+    assert answer_id is not None
+    assert store.add_alias(other, answer_id, unit(2), "key:2") is None
+    assert store.add_alias(other, answer_id, unit(2), "key:2") is None  # known already
+    found = store.get_exact(other)
+    assert found is not None
+    assert (found.answer_id, found.question, found.entry.answer) == (answer_id, "b", b"1")
+    nearest = [(one.answer_id, one.question) for one in near(store, first, unit(2))]
+    assert nearest == [(answer_id, "b"), (answer_id, "a")]
+    flush(store)
+    assert (store.size().answers, store.size().questions, store.size().vectors) == (1, 2, 2)
+    assert store.forget_question(found.question_id)
+    assert exact(store, other) is None
+    assert exact(store, first) is not None
+    assert store.add_alias(other, answer_id, unit(2), "key:2") is None
+    assert store.forget(answer_id)
+    assert not store.forget(answer_id)
+    assert store.add_alias(other, answer_id, unit(2), "key:2") == "unknown_answer"
+    assert (exact(store, first), exact(store, other), near(store, first, unit(1))) == (None, None, [])
+    flush(store)
+    size = store.size()
+    assert (size.answers, size.questions, size.vectors, size.places) == (0, 0, 0, 0)
+
+
+def test_the_answers_own_question_takes_the_answer_along(
+    store: Store, clock: Clock, make_key: MakeKey, make_entry: MakeEntry
+) -> None:
+    answer_id = store.put(make_key("a"), make_entry("a", now=clock.now), unit(1)).answer_id or 0
+    store.add_alias(make_key("b"), answer_id, unit(2), "key:1")
+    found = store.get_exact(make_key("a"))
+    assert found is not None
+    assert store.forget_question(found.question_id)
+    assert exact(store, make_key("b")) is None
+
+
+def test_no_author_and_no_crowd_fills_an_answer_with_questions(
+    store: Store, clock: Clock, make_key: MakeKey, make_entry: MakeEntry
+) -> None:
+    answer_id = store.put(make_key("a"), make_entry("a", now=clock.now), None, "key:0").answer_id or 0
+    reasons = [
+        store.add_alias(make_key(f"one {i}"), answer_id, None, "key:1") for i in range(MAX_ALIASES_OF_AUTHOR + 2)
+    ]
+    assert reasons == [None] * MAX_ALIASES_OF_AUTHOR + ["too_many_questions"] * 2
+    flush(store)
+    reasons = [store.add_alias(make_key(f"all {i}"), answer_id, None, f"key:{i}") for i in range(2, MAX_ALIASES + 2)]
+    assert reasons.count(None) == MAX_ALIASES - MAX_ALIASES_OF_AUTHOR
+    flush(store)
+    assert store.size().questions == MAX_ALIASES + 1
+
+
+# Bounds.
+
+
+def test_what_was_never_asked_again_goes_first(
+    make_store: MakeStore, clock: Clock, make_key: MakeKey, make_entry: MakeEntry
+) -> None:
+    store = make_store(max_entries=3)
     for name in "abc":
-        store.put(keys[name], make_entry(name, now=clock.now), unit(ord(name)))
-    for name in "ab":
-        store.used(near(store, keys[name], unit(ord(name)), 1)[0].answer_id)
-    store.put(keys["d"], make_entry("d", now=clock.now), unit(4))
-    assert [name for name in "abcd" if exact(store, keys[name])] == ["a", "b", "d"]
-    assert store.evictions == 1
-    assert store.vectors == 3
+        store.put(make_key(name), make_entry(name, now=clock.now), unit(ord(name)))
+    for name in "ac":
+        store.used(near(store, make_key(name), unit(ord(name)), 1)[0].answer_id)
+    flush(store)
+    store.put(make_key("d"), make_entry("d", now=clock.now), unit(4))
+    flush(store)
+    assert [name for name in "abcd" if exact(store, make_key(name))] == ["a", "c", "d"]
+    assert (store.evictions, store.size().vectors) == (1, 3)
 
 
-def test_bytes_are_bounded(make_key: MakeKey, make_entry: MakeEntry) -> None:
-    store, clock = small(max_bytes=20_000)
-    for i in range(100):
-        assert store.put(make_key(str(i)), make_entry(str(i), b"x" * 1000, now=clock.now), unit(i)).reason is None
-        assert store.bytes <= 20_000
-    assert 5 <= len(store) <= 19
-    assert store.put(make_key("big"), make_entry("big", b"x" * 3000, now=clock.now), None).reason == "too_large"
+@pytest.mark.parametrize(
+    ("first", "second", "stays"),
+    [
+        ({"cost_nanousd": 10_000_000}, {"cost_nanousd": 1_000_000}, "first"),
+        ({"cost_nanousd": 1_000_000}, {"cost_nanousd": 10_000_000}, "second"),
+        ({"answer": b"x" * 5000}, {"answer": b"x" * 50}, "second"),
+        ({"answer": b"x" * 50}, {"answer": b"x" * 5000}, "first"),
+    ],
+)
+def test_an_answer_is_worth_what_it_saves_per_byte(
+    make_store: MakeStore,
+    clock: Clock,
+    make_key: MakeKey,
+    make_entry: MakeEntry,
+    first: dict[str, Any],
+    second: dict[str, Any],
+    stays: str,
+) -> None:
+    store = make_store(max_entries=2)
+    store.put(make_key("first"), make_entry("first", now=clock.now, **first), None)
+    store.put(make_key("second"), make_entry("second", now=clock.now, **second), None)
+    flush(store)
+    store.put(make_key("third"), make_entry("third", now=clock.now, cost_nanousd=10**9), None)
+    flush(store)
+    assert exact(store, make_key("third")) is not None
+    assert [name for name in ("first", "second") if exact(store, make_key(name))] == [stays]
 
 
-def test_a_vector_may_come_later(tmp_path: Path, make_key: MakeKey, make_entry: MakeEntry) -> None:
-    disk = Disk(tmp_path, "f")
-    store = Store(max_entries=9, max_bytes=1 << 20, disk=disk)
-    store.put(make_key("a"), make_entry("a"), None)
-    before = store.bytes
-    assert store.add_vector(make_key("a"), unit(1))
-    assert not store.add_vector(make_key("gone"), unit(1))
-    assert (len(store), store.vectors) == (1, 1)
-    assert store.bytes > before
-    assert near(store, make_key("a"), unit(1), 1)[0].entry.question == "a"
-    assert next(disk.rows()).vector is not None
+def test_what_was_worth_much_once_does_not_stay_for_ever(
+    make_store: MakeStore, clock: Clock, make_key: MakeKey, make_entry: MakeEntry
+) -> None:
+    store = make_store(max_entries=10)
+    hot = (
+        store.put(make_key("hot"), make_entry("hot", now=clock.now, ttl_s=1e9, cost_nanousd=50_000), None).answer_id
+        or 0
+    )
+    for _ in range(3):
+        store.used(hot)
+    flush(store)
+    lived = 0
+    while exact(store, make_key("hot")) and lived < 1000:
+        lived += 1
+        store.put(make_key(str(lived)), make_entry(str(lived), now=clock.now, ttl_s=1e9, cost_nanousd=50_000), None)
+    assert 10 < lived < 100
 
 
-def test_purge_by_scope_model_and_age(make_key: MakeKey, make_entry: MakeEntry) -> None:
-    store, clock = small()
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_bytes_are_bounded(
+    make_store: MakeStore, clock: Clock, make_key: MakeKey, make_entry: MakeEntry, tmp_path: Path, on_disk: bool
+) -> None:
+    bound = 2_000_000
+    folder = tmp_path if on_disk else None
+    store = make_store(folder, max_entries=10**6, max_bytes=2 * bound, max_disk_bytes=bound)
+    for i in range(600):
+        entry = make_entry(str(i), b"x" * 10_000, now=clock.now)
+        assert store.put(make_key(str(i)), entry, unit(i)).reason is None
+        if i % 50 == 0:
+            flush(store)
+    flush(store)
+    size = store.size()
+    assert (size.disk_bytes if on_disk else size.bytes - 200_000) <= bound
+    assert 100 < size.answers < 200
+    assert store.evictions == 600 - size.answers
+    found = near(store, make_key("0"), unit(599), 1)
+    assert [one.question for one in found] == ["599"]
+    if on_disk:
+        assert (tmp_path / "answers.db").stat().st_size <= bound + 600 * 8192
+
+
+def test_a_smaller_bound_shrinks_the_file(
+    make_store: MakeStore, clock: Clock, make_key: MakeKey, make_entry: MakeEntry, tmp_path: Path
+) -> None:
+    store = make_store(tmp_path, max_entries=10**6)
+    for i in range(400):
+        store.put(make_key(str(i)), make_entry(str(i), b"x" * 10_000, now=clock.now), None)
+    store.close()
+    before = (tmp_path / "answers.db").stat().st_size
+    store = make_store(tmp_path, max_entries=10**6, max_disk_bytes=1_000_000)
+    for _ in range(8):
+        flush(store)
+    store.close()
+    assert (tmp_path / "answers.db").stat().st_size <= 1_000_000 < before
+
+
+def test_indexes_are_bounded_and_come_back(
+    make_store: MakeStore, clock: Clock, make_key: MakeKey, make_entry: MakeEntry, tmp_path: Path
+) -> None:
+    """Beyond the bound, the partition that was not used for longest leaves memory, and is read again when asked."""
+    store = make_store(tmp_path, max_bytes=100_000)
+    for tenant in range(40):
+        key = make_key("a", scope=f"team:{tenant}")
+        store.put(key, make_entry("a", now=clock.now, id=str(tenant)), unit(tenant))
+        flush(store)
+        assert store.size().bytes <= 60_000
+    assert store.size().places < 40
+    for tenant in range(40):
+        (found,) = near(store, make_key("b", scope=f"team:{tenant}"), unit(tenant))
+        assert found.entry.id == str(tenant)
+        assert found.cosine == pytest.approx(1.0, abs=1e-3)
+
+
+# Purging.
+
+
+def test_purge_by_scope_model_and_age(store: Store, clock: Clock, make_key: MakeKey, make_entry: MakeEntry) -> None:
     store.put(make_key("a", scope="t1"), make_entry("a", now=clock.now, model="m1"), unit(1))
     store.put(make_key("a", scope="t2"), make_entry("a", now=clock.now, model="m1"), unit(1))
     clock.now += 50
@@ -172,155 +374,90 @@ def test_purge_by_scope_model_and_age(make_key: MakeKey, make_entry: MakeEntry) 
     assert purge(store, older_than_s=50) == 1
     assert purge(store, scope="t1") == 0
     assert purge(store) == 1
-    assert (len(store), store.bytes, store.vectors, store.purged) == (0, 0, 0, 3)
+    size = store.size()
+    assert (size.answers, size.places, size.vectors, store.purged) == (0, 0, 0, 3)
 
 
-def test_a_new_store_on_the_same_folder_is_warm(tmp_path: Path, make_key: MakeKey, make_entry: MakeEntry) -> None:
-    disk = Disk(tmp_path / "d", "f")
-    store, _ = Store(max_entries=10, max_bytes=1 << 20, disk=disk), None
-    kept, purged = make_key("kept"), make_key("purged", scope="t2")
-    store.put(kept, make_entry("kept", b"1"), unit(1))
-    store.put(purged, make_entry("purged", b"2"), None)
-    purge(store, scope="t2")
-    disk.close()
-
-    again = Store(max_entries=10, max_bytes=1 << 20)
-    for row in Disk(tmp_path / "d", "f").rows():
-        again.restore(row)
-    found = exact(again, kept)
-    assert found is not None
-    assert found.answer == b"1"
-    assert exact(again, purged) is None
-    assert near(again, kept, unit(1), 1)[0].cosine == pytest.approx(1.0, abs=1e-5)
-
-
-def test_evicted_and_replaced_entries_leave_the_disk(tmp_path: Path, make_key: MakeKey, make_entry: MakeEntry) -> None:
-    disk = Disk(tmp_path, "f")
-    store = Store(max_entries=2, max_bytes=1 << 20, disk=disk)
-    for name in ("a", "b", "b", "c"):
-        store.put(make_key(name), make_entry(name, name.encode()), unit(1))
-    assert sorted(row.entry.answer for row in disk.rows()) == [b"b", b"c"]
-
-
-def test_entries_of_another_embedder_and_expired_ones_are_dropped(
-    tmp_path: Path, make_key: MakeKey, make_entry: MakeEntry
-) -> None:
-    disk = Disk(tmp_path, "f")
-    store = Store(max_entries=9, max_bytes=1 << 20, disk=disk, clock=lambda: 0.0)
-    store.put(make_key("a"), make_entry("a"), None)
-    store.put(make_key("old"), make_entry("old", now=1.0), None)
-    disk.close()
-    assert [row.entry.question for row in Disk(tmp_path, "f").rows()] == ["a"]
-    assert list(Disk(tmp_path, "another").rows()) == []
-
-
-def test_entries_of_another_form_of_key_are_dropped(
-    tmp_path: Path, make_key: MakeKey, make_entry: MakeEntry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as earlier:
-        earlier.setattr("cache.store.disk.VERSION", "an earlier form")
-        disk = Disk(tmp_path, "f")
-        Store(max_entries=9, max_bytes=1 << 20, disk=disk).put(make_key("a"), make_entry("a"), None)
-        disk.close()
-    assert list(Disk(tmp_path, "f").rows()) == []
-
-
-def test_a_damaged_file_is_moved_aside(tmp_path: Path, make_key: MakeKey, make_entry: MakeEntry) -> None:
-    (tmp_path / "answers.db").write_bytes(b"this is no database at all" * 100)
-    disk = Disk(tmp_path, "f")
-    Store(max_entries=9, max_bytes=1 << 20, disk=disk).put(make_key("a"), make_entry("a"), None)
-    assert len(list(disk.rows())) == 1
-    assert len(list(tmp_path.glob("answers.damaged-*.db"))) == 1
-
-
-def test_an_unreadable_entry_is_skipped(tmp_path: Path, make_key: MakeKey, make_entry: MakeEntry) -> None:
-    disk = Disk(tmp_path, "f")
-    store = Store(max_entries=9, max_bytes=1 << 20, disk=disk)
-    store.put(make_key("a"), make_entry("a"), None)
-    store.put(make_key("b"), make_entry("b"), None)
-    with sqlite3.connect(tmp_path / "answers.db") as database:
-        database.execute("UPDATE entries SET entry = x'00' WHERE exact = ?", (make_key("a").exact,))
-    assert [row.entry.question for row in disk.rows()] == ["b"]
-
-
-def test_the_file_is_the_owners_alone(tmp_path: Path) -> None:
-    Disk(tmp_path, "f")
-    assert (tmp_path / "answers.db").stat().st_mode & 0o077 == 0
-
-
-def test_an_answer_is_found_by_every_question_it_is_known_to_answer(make_key: MakeKey, make_entry: MakeEntry) -> None:
-    store, clock = small()
-    first, other = make_key("a"), make_key("b")
-    answer_id = store.put(first, make_entry("a", b"1", now=clock.now), unit(1), "key:1").answer_id
-    assert answer_id is not None
-    assert store.add_alias(other, answer_id, unit(2), "key:2") is None
-    assert store.add_alias(other, answer_id, unit(2), "key:2") is None  # known already
-    assert (len(store), store.questions, store.vectors) == (1, 2, 2)
-    found = store.get_exact(other)
-    assert found is not None
-    assert (found.answer_id, found.question, found.entry.answer) == (answer_id, "b", b"1")
-    assert [(near_by.answer_id, near_by.question) for near_by in near(store, first, unit(2))] == [
-        (answer_id, "b"),
-        (answer_id, "a"),
-    ]
-    assert store.forget_question(found.question_id)
-    assert exact(store, other) is None
-    assert exact(store, first) is not None
-    assert store.add_alias(other, answer_id, unit(2), "key:2") is None
-    assert store.forget(answer_id)
-    assert not store.forget(answer_id)
-    assert (len(store), store.questions, store.vectors, store.bytes, store.indexes) == (0, 0, 0, 0, 0)
-    assert store.add_alias(other, answer_id, unit(2), "key:2") == "unknown_answer"
-
-
-def test_no_author_and_no_crowd_fills_an_answer_with_questions(make_key: MakeKey, make_entry: MakeEntry) -> None:
-    store, clock = small()
-    answer_id = store.put(make_key("a"), make_entry("a", now=clock.now), None, "key:0").answer_id or 0
-    reasons = [
-        store.add_alias(make_key(f"one {i}"), answer_id, None, "key:1") for i in range(MAX_ALIASES_OF_AUTHOR + 2)
-    ]
-    assert reasons == [None] * MAX_ALIASES_OF_AUTHOR + ["too_many_questions"] * 2
-    reasons = [store.add_alias(make_key(f"all {i}"), answer_id, None, f"key:{i}") for i in range(2, MAX_ALIASES + 2)]
-    assert reasons.count(None) == MAX_ALIASES - MAX_ALIASES_OF_AUTHOR
-    assert store.questions == MAX_ALIASES + 1
-
-
-@pytest.mark.parametrize("other", [{"scope": "team:2"}, {"model_group": "large"}, {"temperature": 0.3}])
-def test_no_alias_crosses_a_partition_or_context(
-    make_key: MakeKey, make_entry: MakeEntry, other: dict[str, object]
-) -> None:
-    store, clock = small()
-    answer_id = store.put(make_key("a"), make_entry("a", now=clock.now), unit(1)).answer_id or 0
-    assert store.add_alias(make_key("b", **other), answer_id, unit(2), "key:1") == "unknown_answer"
-    assert exact(store, make_key("b", **other)) is None
-
-
-def test_aliases_live_and_die_with_their_answer(tmp_path: Path, make_key: MakeKey, make_entry: MakeEntry) -> None:
-    disk = Disk(tmp_path, "f")
-    store = Store(max_entries=9, max_bytes=1 << 20, disk=disk)
-    for text in ("a", "b"):
-        answer_id = store.put(make_key(text), make_entry(text, text.encode()), unit(1)).answer_id or 0
-        assert store.add_alias(make_key(f"{text} again"), answer_id, unit(2), "key:1") is None
-    store.put(make_key("b"), make_entry("b", b"newer"), unit(1))
-    disk.close()
-
-    again = Store(max_entries=9, max_bytes=1 << 20)
-    for row in Disk(tmp_path, "f").rows():
-        again.restore(row)
-    assert (len(again), again.questions) == (2, 3)
-    assert exact(again, make_key("b again")) is None
-    alias = again.get_exact(make_key("a again"))
-    assert alias is not None
-    assert (alias.question, alias.entry.answer) == ("a again", b"a")
-    assert again.answer_of(alias.entry.id) == alias.answer_id
-
-
-def test_purge_by_tag_policy_and_question(make_key: MakeKey, make_entry: MakeEntry) -> None:
-    store, clock = small()
+def test_purge_by_tag_policy_and_question(store: Store, clock: Clock, make_key: MakeKey, make_entry: MakeEntry) -> None:
+    ids = {}
     for name, tags, policy in (("a", ("docs", "v1"), "p"), ("b", ("docs",), "q"), ("c", (), "p"), ("d", (), "q")):
-        store.put(make_key(name), make_entry(name, now=clock.now, tags=tags, policy=policy), None)
+        entry = make_entry(name, now=clock.now, tags=tags, policy=policy)
+        ids[name] = store.put(make_key(name), entry, None).answer_id or 0
+    store.add_alias(make_key("d again"), ids["d"], None, "key:1")
     assert purge(store, tag="v1", policy="q") == 0
+    assert purge(store, tag="v") == 0  # part of a tag is none
     assert purge(store, tag="v1") == 1
     assert purge(store, policy="p") == 1
-    assert purge(store, exact=make_key("d").exact) == 1
+    assert purge(store, exact=make_key("nobody asked").exact) == 0
+    assert purge(store, exact=make_key("d again").exact) == 1
+    assert exact(store, make_key("d")) is None
+    entry = exact(store, make_key("b"))
+    assert entry is not None
+    assert purge(store, entry=entry.id, exact=make_key("d").exact) == 0
+    assert purge(store, entry=entry.id, scope="team:other") == 0
+    assert purge(store, entry=entry.id) == 1
+
+
+# Vectors that come later.
+
+
+def test_a_question_gets_its_vector_later(store: Store, clock: Clock, make_key: MakeKey, make_entry: MakeEntry) -> None:
+    store.put(make_key("a"), make_entry("a", now=clock.now), None, vector_later=True)
+    store.put(make_key("b"), make_entry("b", now=clock.now), None, vector_later=True)
+    store.put(make_key("c"), make_entry("c", now=clock.now), None)
+    assert near(store, make_key("x"), unit(1)) == []
+    flush(store)
+    assert store.size().waiting_vectors == 2
+    for place, question_id, text in store.without_vector(10):
+        store.set_vector(place, question_id, unit(1) if text == "a" else None)
+    assert [found.question for found in near(store, make_key("x"), unit(1))] == ["a"]
+    flush(store)
+    assert store.without_vector(10) == []
+    assert store.size().waiting_vectors == 0
     assert exact(store, make_key("b")) is not None
+
+
+class Heard:
+    """A listener that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Any, ...]] = []
+
+    def stored(self, key: CacheKey, entry: Entry, vector: Vector | None, author: str) -> None:
+        self.told.append(("stored", key, entry, vector is not None, author))
+
+    def aliased(self, key: CacheKey, entry_id: str, vector: Vector | None, author: str) -> None:
+        self.told.append(("aliased", key, entry_id, vector is not None, author))
+
+    def forgotten(self, entry_id: str) -> None:
+        self.told.append(("forgotten", entry_id))
+
+    def question_forgotten(self, exact: str, entry_id: str) -> None:
+        self.told.append(("question_forgotten", exact, entry_id))
+
+    def purged(self, purge: Purge) -> None:
+        self.told.append(("purged", purge))
+
+
+def test_whoever_listens_is_told(store: Store, clock: Clock, make_key: MakeKey, make_entry: MakeEntry) -> None:
+    heard = Heard()
+    store.listener = heard
+    a, b, entry = make_key("a"), make_key("b"), make_entry("a", now=clock.now)
+    answer_id = store.put(a, entry, None, "key:1", vector_later=True).answer_id or 0
+    store.add_alias(b, answer_id, unit(2), "key:2")
+    flush(store)
+    ((place, question_id, _),) = store.without_vector(10)
+    store.set_vector(place, question_id, unit(1))
+    alias = store.get_exact(b)
+    assert alias is not None
+    store.forget_question(alias.question_id)
+    store.forget(answer_id)
+    purge(store, scope=a.scope)
+    assert heard.told == [
+        ("stored", a, entry, False, "key:1"),
+        ("aliased", b, entry.id, True, "key:2"),
+        ("stored", a, entry, True, "key:1"),
+        ("question_forgotten", b.exact, entry.id),
+        ("forgotten", entry.id),
+        ("purged", Purge(scope=a.scope)),
+    ]

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from cache.entry import Entry
 from cache.key import CacheKey, build_key
-from cache.store.answers import Purge, Store
+from cache.store.answers import Store
+from cache.store.changes import Purge
 
 # Few of each, so that tenants often have all but one thing in common; some run together alike.
 SCOPES = ("key:a", "team:a", "organisation:a", "team:ab", "team:", "team:a\x00")
@@ -71,7 +72,7 @@ def test_no_look_up_finds_an_answer_of_another(
 async def _no_look_up_finds_an_answer_of_another(
     kept: list[Any], aliases: list[tuple[int, Any]], purged: str | None, looked: list[Any]
 ) -> None:
-    store = Store(max_entries=1000, max_bytes=1 << 24)
+    store = Store(None, "e", max_entries=1000, max_bytes=1 << 24)
     owner: dict[str, tuple[Tenant, str]] = {}
     for number, (tenant, text, system) in enumerate(kept):
         owner[str(number)] = (tenant, system)

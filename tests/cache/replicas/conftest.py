@@ -115,7 +115,7 @@ class Group:
         max_entries: int = 100_000,
         start: bool = True,
     ) -> Member:
-        store = Store(max_entries=max_entries, max_bytes=1 << 28)
+        store = Store(None, embedder, max_entries=max_entries, max_bytes=1 << 28)
         notes = Notes(folder)
         link = Link(url or self.url, prefix=self.prefix)
         label = f"member {len(self.members) + 1}"

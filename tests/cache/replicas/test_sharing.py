@@ -12,7 +12,7 @@ import redis.asyncio
 from bench.redis_server import RedisServer
 from cache.replicas.notes import Notes
 from cache.replicas.pending import Pending
-from cache.store.answers import Purge
+from cache.store.changes import Purge
 from tests.cache.replicas.conftest import Group, entry, key, until, vector
 
 pytestmark = pytest.mark.redis
@@ -185,7 +185,7 @@ async def test_answers_sealed_by_another_key_are_not_taken_and_vectors_of_anothe
     await asyncio.sleep(0.05)
     assert other.answer("secret words") is None
     assert foreign.answer("secret words") == "secret answer"
-    assert (same.store.vectors, foreign.store.vectors) == (1, 0)
+    assert (same.store.size().vectors, foreign.store.size().vectors) == (1, 0)
     async with redis.asyncio.Redis.from_url(group.url) as client:
         for name in await client.keys(f"{group.prefix}:answer:*"):
             assert b"secret" not in b"".join((await client.hgetall(name)).values())
