@@ -64,7 +64,7 @@ class Cycle(RequestResponseCycle):
             raise RuntimeError(f"the application sent {kind} out of turn")
 
     def run_ahead(self) -> None:
-        """From now on wait for no slow reader: what it has yet to take is kept in memory. Others wait for the answer."""
+        """From now on wait for no slow reader, as others need the answer: what it has yet to take is kept in memory."""
         self._ahead = True
         if self._draining is not None and not self._draining.done():
             self._draining.set_result(None)
