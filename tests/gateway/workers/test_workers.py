@@ -6,12 +6,10 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import pytest
-import pytest_asyncio
 
 from bench.mock_upstream import MockUpstream
 from bench.redis_server import RedisServer
@@ -23,29 +21,6 @@ from tests.gateway.several import Several, kill, several, until
 
 pytestmark = [pytest.mark.redis, pytest.mark.asyncio(loop_scope="module")]
 WORKERS = 4
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def upstream() -> AsyncIterator[MockUpstream]:
-    mock = MockUpstream()
-    await mock.start()
-    yield mock
-    await mock.stop()
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def redis(redis_binary: str) -> AsyncIterator[RedisServer]:
-    server = RedisServer(redis_binary).start()
-    yield server
-    server.close()
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def gateways(
-    redis: RedisServer, upstream: MockUpstream, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Several]:
-    async with several(tmp_path_factory.mktemp("several"), redis.url, upstream, workers=WORKERS) as running:
-        yield running
 
 
 async def balance(redis: RedisServer, key_id: str) -> tuple[int, int]:

@@ -18,29 +18,7 @@ from tests.gateway.front_door import events
 from tests.gateway.several import Several, kill, several, until
 
 pytestmark = [pytest.mark.redis, pytest.mark.asyncio(loop_scope="module")]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def upstream() -> AsyncIterator[MockUpstream]:
-    mock = MockUpstream()
-    await mock.start()
-    yield mock
-    await mock.stop()
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def redis(redis_binary: str) -> AsyncIterator[RedisServer]:
-    server = RedisServer(redis_binary).start()
-    yield server
-    server.close()
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def gateways(
-    redis: RedisServer, upstream: MockUpstream, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Several]:
-    async with several(tmp_path_factory.mktemp("several"), redis.url, upstream, workers=2) as running:
-        yield running
+WORKERS = 2
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
