@@ -158,9 +158,10 @@ class Accounting:
     def answered_from_cache(self, model: str, tier: str, usage: Usage, saved_nanousd: int) -> None:
         """Write the row of an answer that came from the cache: no cost, and what it would have cost as saved."""
         life = self._life
-        if model != (own := life.candidates[0].model):  # a larger model's, which this request would not have asked
+        if model != (own := life.candidates[0].model):  # another's, which this request would have asked last
             saved_nanousd = min(saved_nanousd, cost(self._services.prices.price_for(own), usage).total_nanousd)
-            life.fallback = "shared_answer"
+            if life.decision is not None and life.decision.cache.share_tiers:
+                life.fallback = "shared_answer"
         row = self._row(new_id(), 1, Candidate(model=model, tier=tier, backend="cache", upstream_model=model))
         row.set_usage(usage)
         row.outcome = "cache_hit"
