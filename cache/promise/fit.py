@@ -19,6 +19,8 @@ Array = NDArray[np.float64]
 
 _NEWTON_STEPS = 25
 _LARGEST_SHIFT = 4.0
+_BELIEF = 4.0
+_ERRORS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,8 @@ def fit(labels: Labels, prior: Array, *, strength: float, promise: float, fewest
         trusted: the first label that says something of today's rates; earlier ones still teach what is alike.
     """
     x = np.concatenate([np.ones((len(labels.x), 1)), labels.x], axis=1)
-    coefficients, covariance = _newton(x, labels.right, prior, strength)
+    # Users speak about what they please: their word moves the answer that they speak about, and nothing else.
+    coefficients, covariance = _newton(x[labels.drawn], labels.right[labels.drawn], prior, strength)
     logits = x @ coefficients
     chances = _chance(logits)
     unsure = chances * (1.0 - chances)
@@ -72,12 +75,13 @@ def fit(labels: Labels, prior: Array, *, strength: float, promise: float, fewest
     without = logits - leverage / (1.0 - leverage) * surprise / np.maximum(unsure, 1e-6)
     answers, group = np.unique(labels.answers, return_inverse=True)
     gained, known = np.zeros(len(answers)), np.zeros(len(answers))
-    np.add.at(gained, group, surprise)
-    np.add.at(known, group, unsure)
+    own = labels.answers >= 0  # below 0: of an answer that is known no longer
+    np.add.at(gained, group[own], surprise[own])
+    np.add.at(known, group[own], unsure[own])
     # Method of moments: the squared sum of an answer's surprises has the mean `known + variance * known ** 2`.
     variance = max(0.0, float((gained**2 - known).sum() / max((known**2).sum(), 1e-9))) if len(answers) else 0.0
     shifts = _shift(gained, known, variance)
-    without += _shift(gained[group] - surprise, known[group] - unsure, variance)
+    without[own] += _shift(gained[group] - surprise, known[group] - unsure, variance)[own]
 
     counts = labels.drawn & (np.arange(len(x)) >= trusted)
     bar = choose_bar(_chance(without[counts]), labels.right[counts], labels.weights[counts], promise, fewest)
@@ -88,16 +92,19 @@ def fit(labels: Labels, prior: Array, *, strength: float, promise: float, fewest
 def choose_bar(chances: Array, right: Array, weights: Array, promise: float, fewest: int) -> float | None:
     """The lowest chance at which the estimated share of wrong answers among those above stays within the promise.
 
-    One more wrong label than was found is counted, of the mean weight that labels have there.
+    The estimate is what the chances expect, corrected by how many wrong answers were found for each expected one. That
+    ratio counts as 1 until `_BELIEF` wrong answers speak for another, and one more than was found is counted; one
+    standard error of it is added, so that luck with the audits lowers no bar.
     """
     if not len(chances):
         return None
     order = np.argsort(-chances, kind="stable")
     chances, wrong, weights = chances[order], 1.0 - right[order], weights[order]
     whole, expected = np.cumsum(weights), np.cumsum(weights * (1.0 - chances))
-    one_more = np.cumsum(weights**2) / whole
-    found = (np.cumsum(weights * wrong) + one_more) / (expected + one_more)
-    rate = found * expected / whole
+    one = np.cumsum(weights**2) / whole  # what a label stands for, in the mean
+    found = np.cumsum(weights * wrong) / one
+    ratio = (found + 1.0 + _BELIEF) / (expected / one + _BELIEF)
+    rate = ratio * (1.0 + _ERRORS * 1.0 / np.sqrt(found + 1.0 + _BELIEF)) * expected / whole
     # A bar lies between two labels: of equal chances all are above it.
     last = np.append(chances[1:] < chances[:-1], True)
     kept = np.flatnonzero((rate <= promise) & last & (np.arange(1, len(chances) + 1) >= fewest))

@@ -161,6 +161,8 @@ class Promise:
         if bar is None or self.bar is None or bar >= self.bar or self.rule.mode != "certify":
             had_none = self.bar is None
             self.bar = bar
+            if bar is None:
+                self.certificate = None
             if self.serving != before or (bar is None) != had_none:
                 self._begin(now)
         elif self._may_fall():
