@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     _die_with_parent()
     try:
         asyncio.run(_serve(config, parent))
-    except (EmbedderError, OSError) as error:
+    except (EmbedderError, OSError, ValueError) as error:
         print(f"cache: {error}", file=sys.stderr)
         return 1
     return 0
@@ -66,12 +66,17 @@ def _parse(arguments: list[str] | None) -> Config:
     parser.add_argument("--embedders-dir", type=Path, help="of ONNX files; default: the user's cache folder")
     parser.add_argument("--max-entries", type=_positive, default=100_000)
     parser.add_argument("--max-bytes", type=_positive, default=512 * 1024 * 1024)
+    parser.add_argument("--max-disk-bytes", type=_positive, default=4 * 1024**3)
+    parser.add_argument("--encryption-key-env", metavar="NAME", help="environment variable with the keys of the file")
     parser.add_argument("--max-batch-size", type=_positive, default=8, help="texts embedded at once")
     parser.add_argument("--max-wait-ms", type=_not_negative, default=2.0, help="how long a batch waits for company")
     parser.add_argument("--threads", type=_positive, default=1, help="threads of the embedder")
     parser.add_argument("--data-dir", type=Path, help="keep entries here over restarts; default: in memory only")
     parser.add_argument("--embeddings-host", default="127.0.0.1")
     parser.add_argument("--embeddings-port", type=_positive, help="serve /v1/embeddings over HTTP; default: do not")
+    # From the environment where it may hold a password: command lines can be read by others.
+    parser.add_argument("--redis-url", default=os.environ.get("TIERLINE_CACHE_REDIS_URL"), help="share answers there")
+    parser.add_argument("--redis-max-bytes", type=_positive, default=256 * 1024 * 1024, help="of all answers in Redis")
     found = parser.parse_args(arguments)
     return Config(**vars(found))
 

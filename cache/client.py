@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -18,8 +18,10 @@ from cache import wire
 from cache.eligibility import ENGLISH_ALPHABET
 from cache.entry import Entry
 from cache.key import CacheKey
+from cache.promise.rule import Rule
+from cache.replicas.standing import Purged
 from cache.stats import CacheStats
-from cache.wire import LookupMode, Outcome
+from cache.wire import NOBODY, Asker, Case, Judge, LookupMode, Outcome
 
 _log = logging.getLogger(__name__)
 _RECONNECT_FROM_S, _RECONNECT_TO_S = 0.05, 1.0
@@ -42,15 +44,41 @@ class CacheUnavailable(RuntimeError):
 class Lookup(msgspec.Struct, frozen=True):
     """What a look-up found.
 
-    `score` is the cosine similarity of the answer given, or of the nearest one on a miss, where there was one.
-    `reason` says why a miss was a miss: no_entry, below_threshold, a guard's name (see `verify.objection`), too_long,
-    script_not_covered, warming, failed, overloaded, unavailable, timeout, internal_error.
+    `score` is the cosine similarity of the question whose answer is given, or of the nearest one on a miss, where there
+    was one. `reason` says why a miss was a miss: no_entry, below_threshold, below_bar, a guard's name (see
+    `guards.objection`), too_long, script_not_covered, warming, failed, overloaded, unavailable, timeout,
+    internal_error. `p`, `age_s` and `entry_id` are of the answer that was found, given or not. `ticket`: the fresh
+    answer is to be handed in with it (`hand_in`), or to be given up (`verdict`). `found_for`: the request that found or
+    made the answer, where others waited for it.
     """
 
     outcome: Outcome
     score: float | None = None
     entry: Entry | None = None
     reason: str | None = None
+    p: float | None = None
+    age_s: float | None = None
+    entry_id: str | None = None
+    ticket: int = 0
+    found_for: str = ""
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """What became of an answer: `reason` says why it was not kept (see `CacheClient.store`); None: it was.
+
+    `case`: a model is to compare it with an earlier one; then send the verdict.
+    """
+
+    reason: str | None = None
+    stored_as: str | None = None
+    case: Case | None = None
+
+
+class Feedback(msgspec.Struct, frozen=True):
+    """`known`: the cache has the request on record. `evicted`: answers that it has forgotten for it."""
+
+    known: bool
+    evicted: int = 0
 
 
 class CacheClient:
@@ -115,31 +143,89 @@ class CacheClient:
             return False
         return True
 
-    async def lookup(self, key: CacheKey, mode: LookupMode, threshold: float, ttl_s: float | None = None) -> Lookup:
+    async def lookup(
+        self,
+        key: CacheKey,
+        mode: LookupMode,
+        threshold: float,
+        ttl_s: float | None = None,
+        *,
+        rule: Rule | None = None,
+        judge: Judge = "embedding",
+        asker: Asker = NOBODY,
+        auditable: bool = True,
+        larger: Sequence[CacheKey] = (),
+    ) -> Lookup:
         """Find an answer to the request of `key`. Never raises, never takes longer than the time limit.
 
         Args:
             mode: `exact` for the same words only.
-            threshold: cosine similarity that other words must reach (see `verify.verify`), in (0, 1].
+            threshold: cosine similarity that other words must reach (see `guards.verify`), in (0, 1]; without a rule.
             ttl_s: accept no answer older than this, whatever its own limit.
+            rule: the promise that semantic hits are given under; `judge` compares answers for it.
+            asker: whose request it is.
+            auditable: a fresh answer can follow; False gives a hit that was to be audited.
+            larger: keys of the same request to larger models, whose answers will do as well.
         """
         try:
-            request = wire.LookupRequest(self._next_id(), key, mode, threshold, ttl_s)
+            request = wire.LookupRequest(
+                self._next_id(), key, mode, threshold, ttl_s, rule, judge, asker, auditable, list(larger)
+            )
             reply = await self._ask(request, wire.LookupReply, self._timeout_s)
         except CacheUnavailable as fault:
             return Lookup("miss", reason=fault.reason)
-        return Lookup(reply.outcome, reply.score, reply.entry, reply.reason)
+        return Lookup(
+            reply.outcome,
+            reply.score,
+            reply.entry,
+            reply.reason,
+            reply.p,
+            reply.age_s,
+            reply.entry_id,
+            reply.ticket,
+        )
 
     async def store(self, key: CacheKey, entry: Entry, mode: LookupMode) -> str | None:
         """Keep an answer. Never raises.
 
         Returns: None when it was kept, else why not: expired, too_large, unavailable, timeout, internal_error.
         """
+        return (await self.hand_in(key, entry, mode)).reason
+
+    async def hand_in(
+        self, key: CacheKey, entry: Entry, mode: LookupMode, *, asker: Asker = NOBODY, ticket: int = 0
+    ) -> Stored:
+        """Keep an answer, and have it compared where the look-up before it gave a ticket. Never raises."""
         try:
-            request = wire.StoreRequest(self._next_id(), key, entry, mode)
-            return (await self._ask(request, wire.StoreReply, _PATIENT_S)).reason
+            request = wire.StoreRequest(self._next_id(), key, entry, mode, asker, ticket)
+            reply = await self._ask(request, wire.StoreReply, _PATIENT_S)
         except CacheUnavailable as fault:
-            return fault.reason
+            return Stored(fault.reason)
+        return Stored(reply.reason, reply.stored_as, reply.case)
+
+    async def verdict(self, ticket: int, same: bool | None, why: str = "lost") -> None:
+        """Say whether the two answers of a ticket say the same; None: nobody will say, for a reason. Never raises."""
+        try:
+            await self._ask(wire.VerdictRequest(self._next_id(), ticket, same, why), wire.DoneReply, _PATIENT_S)
+        except CacheUnavailable as fault:
+            _log.info("the verdict on ticket %d is lost: %s", ticket, fault)
+
+    async def shared(self, asker: Asker, answer_of: str) -> None:
+        """Note that `asker` got the answer of the request `answer_of`. Never raises."""
+        try:
+            await self._ask(wire.SharedRequest(self._next_id(), asker, answer_of), wire.DoneReply, _PATIENT_S)
+        except CacheUnavailable as fault:
+            _log.info("who shared the answer of %s is not on record: %s", answer_of, fault)
+
+    async def feedback(self, request_id: str, team_id: str, good: bool) -> Feedback:
+        """What somebody of the team thinks of the answer to a request: a bad one is forgotten, and both teach.
+
+        Raises:
+            CacheUnavailable: the process cannot answer now.
+        """
+        request = wire.FeedbackRequest(self._next_id(), request_id, team_id, good)
+        reply = await self._ask(request, wire.FeedbackReply, _PATIENT_S)
+        return Feedback(reply.known, reply.evicted)
 
     async def stats(self) -> CacheStats:
         """Counts of the process.
@@ -149,14 +235,28 @@ class CacheClient:
         """
         return (await self._ask(wire.StatsRequest(self._next_id()), wire.StatsReply, _PATIENT_S)).stats
 
-    async def purge(self, scope: str | None = None, model: str | None = None, older_than_s: float | None = None) -> int:
-        """Forget the entries that meet every condition given, all when none is; returns how many.
+    async def purge(
+        self,
+        scopes: list[str] | None = None,
+        *,
+        model: str | None = None,
+        older_than_s: float | None = None,
+        tag: str | None = None,
+        policy: str | None = None,
+        exact: str | None = None,
+    ) -> Purged:
+        """Forget the entries that meet every condition given, all when none is; in every replica of the process.
+
+        Args:
+            scopes: those of any of these owners.
+            exact: the answer to the request with this exact key.
 
         Raises:
             CacheUnavailable: the process cannot answer now.
         """
-        request = wire.PurgeRequest(self._next_id(), scope, model, older_than_s)
-        return (await self._ask(request, wire.PurgeReply, _PATIENT_S)).removed
+        request = wire.PurgeRequest(self._next_id(), scopes, model, older_than_s, tag, policy, exact)
+        reply = await self._ask(request, wire.PurgeReply, _PATIENT_S)
+        return Purged(reply.removed, reply.confirmed, reply.unconfirmed)
 
     async def embed(self, texts: list[str]) -> list[list[float]]:
         """Unit vectors of the texts, by the cache's embedder.

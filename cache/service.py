@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
@@ -29,22 +29,23 @@ from cache.embedding.http import EmbeddingsApp
 from cache.learning import Learning
 from cache.notebook import Notebook
 from cache.promise.keeper import Keeper
+from cache.reembedding import make_vectors
 from cache.replicas.opening import open_replica
 from cache.stats import CacheStats, Recorder, latency
-from cache.store.answers import Purge, Store
-from cache.store.cipher import sealer
-from cache.store.disk import Disk
+from cache.store.answers import Store
+from cache.store.changes import Purge
+from cache.store.cipher import InvalidKeys, parse_keys, sealer
 from edge.limits import Limits
 from edge.server import Server
 
+if TYPE_CHECKING:
+    from cache.replicas.replica import Replica
+
 _Result = TypeVar("_Result")
 _log = logging.getLogger(__name__)
-# Neighbours that are verified: the nearest may fail a guard where the next one does not.
-_NEIGHBOURS = 8
 _EXPIRE_EVERY_S = 30.0
-# Answers that came while the model was loading and get their vectors afterwards; more than that stay exact.
-_MAX_WITHOUT_VECTOR = 1000
-_RESTORE_CHUNK = 500
+# What was learned is on disk after so long: the most that a killed process loses of it.
+_FLUSH_EVERY_S = 2.0
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,12 +57,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     embedders_dir: Path | None = None  # None: the user's cache folder
     max_entries: int = 100_000
     max_bytes: int = 512 * 1024 * 1024
+    max_disk_bytes: int = 4 * 1024**3
+    encryption_key_env: str | None = None  # None: kept as it is
     max_batch_size: int = 8
     max_wait_ms: float = 2.0
     threads: int = 1
     data_dir: Path | None = None
     embeddings_host: str = "127.0.0.1"
     embeddings_port: int | None = None  # None: no HTTP
+    redis_url: str | None = None  # None: no replicas
+    redis_max_bytes: int = 256 * 1024 * 1024
 
 
 class Service:
@@ -73,21 +78,46 @@ class Service:
         Raises:
             EmbedderError: there is no such model.
             OSError: the data folder cannot be written, or the client of Redis is missing.
+            InvalidKeys: the variable for the encryption key holds none.
             ValueError: the URL of Redis makes no sense.
         """
         self._config = config
         self._fingerprint = choose(config.embedder, config.embedder_backend).fingerprint
-        self._disk = None if config.data_dir is None else Disk(config.data_dir, self._fingerprint)
-        self._store = Store(max_entries=config.max_entries, max_bytes=config.max_bytes, disk=self._disk)
+        self._keys = _keys(config.encryption_key_env)
+        self._store = Store(
+            config.data_dir,
+            self._fingerprint,
+            max_entries=config.max_entries,
+            max_bytes=config.max_bytes,
+            max_disk_bytes=config.max_disk_bytes,
+            keys=self._keys,
+        )
         self._recorder = Recorder()
         self._state: Literal["warming", "ready", "failed"] = "warming"
         self._error: str | None = None
         self.embedder: Embedder | None = None
         self.batcher: Batcher | None = None
-        self._without_vector: list[CacheKey] = []
+        self._notebook = Notebook(config.data_dir, self._fingerprint)
+        self._learning = Learning(Keeper(), self._notebook, self._recorder)
+        self._answering = Answering(self._store, self._learning, self._recorder)
         self._writers: set[asyncio.StreamWriter] = set()
         self._requests: set[asyncio.Task[None]] = set()
         self._started = time.monotonic()
+        self._replica = self._open_replica()
+
+    def _open_replica(self) -> Replica | None:
+        config = self._config
+        if config.redis_url is None:
+            return None
+        return open_replica(
+            self._store,
+            config.redis_url,
+            embedder=self._fingerprint,
+            folder=config.data_dir,
+            at=config.socket,
+            most_bytes=config.redis_max_bytes,
+            sealing=sealer(self._keys),
+        )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set. The socket is readable by its owner only and removed at the end.
@@ -104,7 +134,9 @@ class Service:
         finally:
             os.umask(mask)
         inode = path.stat().st_ino
-        tasks = [asyncio.create_task(self._warm_up()), asyncio.create_task(self._expire())]
+        tasks = [asyncio.create_task(work) for work in (self._warm_up(), self._expire(), self._learn())]
+        if self._replica is not None:
+            tasks.append(asyncio.create_task(self._replicate(self._replica)))
         if self._config.embeddings_port is not None:
             tasks.append(asyncio.create_task(self._serve_embeddings(self._config.embeddings_port)))
         try:
@@ -116,10 +148,12 @@ class Service:
             await asyncio.gather(*tasks, *self._requests, return_exceptions=True)
             for writer in self._writers:
                 writer.close()
+            await self._answering.close()
             if self.batcher:
                 await self.batcher.close()
-            if self._disk:
-                self._disk.close()
+            self._learning.flush()
+            self._notebook.close()
+            self._store.close()
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_ino == inode:  # a successor may listen here already
                     path.unlink()
@@ -133,10 +167,8 @@ class Service:
             _log.error("cannot serve embeddings on port %d, the cache serves on: %s", port, error)
 
     async def _warm_up(self) -> None:
-        """Bring back the entries on disk, then load the model; both off the event loop."""
+        """Load the model off the event loop, then make the vectors that are missing."""
         try:
-            await self._restore()
-            self._restored.set()
             self.embedder = await _in_daemon_thread(
                 lambda: Embedder(
                     self._config.embedder,
@@ -153,35 +185,39 @@ class Service:
                 self.embedder, max_batch_size=self._config.max_batch_size, max_wait_ms=self._config.max_wait_ms
             )
             self.batcher.start()
-            self._state = "ready"
-            _log.info("ready after %.1f s, %d entries", time.monotonic() - self._started, len(self._store))
+            self._answering.batcher = self.batcher
+            self._state = self._answering.state = "ready"
+            _log.info("ready after %.1f s, %d answers", time.monotonic() - self._started, self._store.size().answers)
         for writer in self._writers:
             writer.write(wire.frame(self._hello()))
-        await self._add_vectors()
+        if self.batcher is not None:
+            await make_vectors(self._store, self.batcher)
 
-    async def _add_vectors(self) -> None:
-        """Embed the questions of the answers that were stored before the model was loaded."""
-        if self.batcher is None:
-            return
-        for key in self._without_vector:
-            with contextlib.suppress(Refused, Overloaded):
-                self._store.add_vector(key, await self.batcher.embed(asked_form(key.text), behind=True))
-        self._without_vector.clear()
-
-    async def _restore(self) -> None:
-        if self._disk is None:
-            return
-        disk = self._disk
-        rows = await _in_daemon_thread(lambda: list(disk.rows()))
-        for i, row in enumerate(rows):
-            self._store.restore(row)
-            if i % _RESTORE_CHUNK == 0:
-                await asyncio.sleep(0)
+    async def _replicate(self, replica: Replica) -> None:
+        try:
+            await replica.run()
+        except Exception:
+            _log.exception("this process shares answers with no other any more")
 
     async def _expire(self) -> None:
         while True:
             await asyncio.sleep(_EXPIRE_EVERY_S)
-            self._store.expire()
+            try:
+                await self._store.expire()
+            except OSError as error:
+                _log.debug("what is past its time stays in the file for now: %s", error)
+            self._learning.expire()
+
+    async def _learn(self) -> None:
+        """Refit what the promises learn from, beside the requests, and bring it to disk."""
+        while True:
+            await asyncio.sleep(_FLUSH_EVERY_S)
+            try:
+                await self._learning.refit()
+            except Exception:
+                # Serving goes on by what was learned before; the next labels are another chance.
+                _log.exception("what was learned could not be weighed")
+            self._learning.flush()
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
@@ -215,72 +251,46 @@ class Service:
         match request:
             case wire.LookupRequest():
                 started = time.perf_counter()
-                reply = await self._lookup(request)
+                reply = await self._answering.look_up(request)
                 self._recorder.lookup_ms.append((time.perf_counter() - started) * 1000)
                 self._count(reply)
                 return reply
             case wire.StoreRequest():
-                reason = await self._keep(request)
-                if reason is None:
-                    self._recorder.stores += 1
-                else:
-                    self._recorder.refused_stores[reason] += 1
-                return wire.StoreReply(request.id, reason)
+                return await self._answering.keep(request)
+            case wire.VerdictRequest():
+                self._answering.judged(request)
+                return wire.DoneReply(request.id)
+            case wire.FeedbackRequest():
+                return self._answering.feedback(request)
+            case wire.SharedRequest():
+                self._learning.shared(request.asker, request.answer_of)
+                return wire.DoneReply(request.id)
             case wire.StatsRequest():
                 return wire.StatsReply(request.id, self._stats())
             case wire.PurgeRequest():
-                purge = Purge(scope=request.scope, model=request.model, older_than_s=request.older_than_s)
-                removed = await self._store.purge(purge)
-                return wire.PurgeReply(request.id, removed)
+                return await self._purge(request)
             case wire.EmbedRequest():
                 return await self._embed(request)
 
-    async def _lookup(self, request: wire.LookupRequest) -> wire.LookupReply:
-        """Exact, then the same words written otherwise, then nearest neighbours; these two checked by the guards."""
-        key = request.key
-        same = self._store.get_exact(key, ttl_s=request.ttl_s)
-        if same is not None:
-            self._store.used(same.answer_id)
-            return wire.LookupReply(request.id, "exact", 1.0, same.entry)
-        if request.mode == "exact":
-            return wire.LookupReply(request.id, "miss", reason="no_entry")
-        found = self._store.get_folded(key, ttl_s=request.ttl_s)
-        if found is not None and objection(key.text, found.question) is None:
-            self._store.used(found.answer_id)
-            return wire.LookupReply(request.id, "semantic", 1.0, found.entry)
-        if self.batcher is None:
-            return wire.LookupReply(request.id, "miss", reason=self._state)
-        try:
-            vector = await self.batcher.embed(asked_form(key.text))
-        except Refused as refusal:
-            return wire.LookupReply(request.id, "miss", reason=refusal.reason)
-        except Overloaded:
-            return wire.LookupReply(request.id, "miss", reason="overloaded")
-        nearest = await self._store.nearest(key, vector, _NEIGHBOURS, ttl_s=request.ttl_s)
-        if not nearest:
-            return wire.LookupReply(request.id, "miss", reason="no_entry")
-        reason: str | None = "below_threshold"
-        for rank, near in enumerate(nearest):
-            if near.cosine < lowest_cosine(request.threshold):
-                break
-            verdict = verify(key.text, near.question, near.cosine, request.threshold)
-            if verdict.accepted:
-                self._store.used(near.answer_id)
-                return wire.LookupReply(request.id, "semantic", min(near.cosine, 1.0), near.entry)
-            if rank == 0:
-                reason = verdict.reason
-        return wire.LookupReply(request.id, "miss", score=nearest[0].cosine, reason=reason)
-
-    async def _keep(self, request: wire.StoreRequest) -> str | None:
-        """Store an answer; with a vector if it may be found by other words, else for the same words only."""
-        vector = None
-        if request.mode == "semantic" and self.batcher is None and self._state == "warming":
-            if len(self._without_vector) < _MAX_WITHOUT_VECTOR:
-                self._without_vector.append(request.key)
-        elif request.mode == "semantic" and self.batcher is not None:
-            with contextlib.suppress(Refused, Overloaded):
-                vector = await self.batcher.embed(asked_form(request.key.text))
-        return self._store.put(request.key, request.entry, vector).reason
+    async def _purge(self, request: wire.PurgeRequest) -> wire.PurgeReply:
+        """Forget answers; where there are replicas, those of all, and say which have not followed."""
+        purges = [
+            Purge(
+                scope=scope,
+                model=request.model,
+                older_than_s=request.older_than_s,
+                tag=request.tag,
+                policy=request.policy,
+                exact=request.exact,
+            )
+            for scope in ([None] if request.scopes is None else request.scopes)
+        ]
+        if self._replica is None:
+            return wire.PurgeReply(request.id, sum([await self._store.purge(purge) for purge in purges]))
+        done = await asyncio.gather(*(self._replica.purge(purge) for purge in purges))
+        unconfirmed = dict.fromkeys(who for one in done for who in one.unconfirmed)
+        confirmed = min((one.confirmed for one in done), default=1)
+        return wire.PurgeReply(request.id, sum(one.removed for one in done), confirmed, list(unconfirmed))
 
     async def _embed(self, request: wire.EmbedRequest) -> wire.Reply:
         if self.batcher is None:
@@ -295,8 +305,13 @@ class Service:
 
     def _count(self, reply: wire.LookupReply) -> None:
         self._recorder.lookups += 1
-        if reply.entry is None:
+        if reply.outcome == "audit":
+            self._recorder.audits += 1
+        elif reply.outcome == "shadow":
+            self._recorder.shadow_hits += 1
+        elif reply.entry is None:
             self._recorder.misses[reply.reason or "no_entry"] += 1
+        if reply.entry is None:
             return
         self._recorder.saved_nanousd += reply.entry.cost_nanousd
         if reply.outcome == "exact":
@@ -310,17 +325,25 @@ class Service:
 
     def _stats(self) -> CacheStats:
         recorder, store, batcher = self._recorder, self._store, self.batcher
+        size = store.size()
         return CacheStats(
             state=self._state,
             embedder=self._config.embedder,
             fingerprint=self._fingerprint,
             uptime_s=time.monotonic() - self._started,
-            entries=len(store),
-            bytes=store.bytes,
+            entries=size.answers,
+            bytes=size.bytes,
             max_entries=store.max_entries,
             max_bytes=store.max_bytes,
-            indexes=store.indexes,
-            vectors=store.vectors,
+            questions=size.questions,
+            disk_bytes=size.disk_bytes,
+            max_disk_bytes=store.max_disk_bytes,
+            waiting_vectors=size.waiting_vectors,
+            unwritten=size.unwritten,
+            unreadable=size.unreadable,
+            storage_error=size.error,
+            indexes=size.places,
+            vectors=size.vectors,
             lookups=recorder.lookups,
             exact_hits=recorder.exact_hits,
             semantic_hits=recorder.semantic_hits,
@@ -335,7 +358,29 @@ class Service:
             saved_nanousd=recorder.saved_nanousd,
             lookup=latency(recorder.lookup_ms),
             embedding=latency(batcher.embedding_ms if batcher else deque()),
+            audits=recorder.audits,
+            shadow_hits=recorder.shadow_hits,
+            judged=dict(recorder.judged),
+            unjudged=dict(recorder.unjudged),
+            feedback=dict(recorder.feedback),
+            aliases_made=recorder.aliases_made,
+            promises=self._learning.standings(),
+            replication=None if self._replica is None else self._replica.stats(),
         )
+
+
+def _keys(variable: str | None) -> list[bytes]:
+    """The keys that an environment variable holds.
+
+    Raises:
+        InvalidKeys: it holds none.
+    """
+    if variable is None:
+        return []
+    try:
+        return parse_keys(os.environ.get(variable, ""))
+    except InvalidKeys as error:
+        raise InvalidKeys(f"cache.encryption_key_env: {variable} holds no key: {error}") from None
 
 
 async def _in_daemon_thread(work: Callable[[], _Result]) -> _Result:

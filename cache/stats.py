@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from cache.promise.rule import Standing
+from cache.replicas.standing import ReplicaStats
+
 _WINDOW = 2048
 
 
@@ -23,7 +26,13 @@ class CacheStats(msgspec.Struct, frozen=True):
     """Totals since the process started, and what it holds now.
 
     `misses` counts reasons: no_entry, below_threshold, a guard's name, warming, too_long ... `refused_stores` likewise.
-    `saved_nanousd` adds up what the answers given again had cost.
+    `saved_nanousd` adds up what the answers given again had cost. `audits` and `shadow_hits` are hits that were found
+    and not given. `judged` counts comparisons of answers by judge and verdict, such as `embedding same`; `unjudged`
+    those that came to nothing, by reason: lost, gone, too_long, no_verdict ... `promises`: how each stands.
+
+    `bytes` are in memory, `disk_bytes` in the file. `indexes` and `vectors` are those in memory; `waiting_vectors`
+    counts questions that the embedder is yet to see; `unwritten` changes that are not in the
+    file yet; `unreadable` values damaged or under another key; `storage_error` says why the file cannot be written.
     """
 
     state: str
@@ -50,6 +59,21 @@ class CacheStats(msgspec.Struct, frozen=True):
     saved_nanousd: int
     lookup: Latency
     embedding: Latency
+    audits: int = 0
+    shadow_hits: int = 0
+    judged: dict[str, int] = {}
+    unjudged: dict[str, int] = {}
+    feedback: dict[str, int] = {}
+    aliases_made: int = 0
+    promises: list[Standing] = []
+    questions: int = 0
+    disk_bytes: int = 0
+    max_disk_bytes: int = 0  # 0: there is no file
+    waiting_vectors: int = 0
+    unwritten: int = 0
+    unreadable: int = 0
+    storage_error: str | None = None
+    replication: ReplicaStats | None = None  # None: this process shares its answers with nobody
 
     @property
     def hit_rate(self) -> float:
@@ -68,6 +92,12 @@ class Recorder:
     stores: int = 0
     refused_stores: Counter[str] = field(default_factory=Counter)
     saved_nanousd: int = 0
+    audits: int = 0
+    shadow_hits: int = 0
+    judged: Counter[str] = field(default_factory=Counter)
+    unjudged: Counter[str] = field(default_factory=Counter)
+    feedback: Counter[str] = field(default_factory=Counter)
+    aliases_made: int = 0
     lookup_ms: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
 
 

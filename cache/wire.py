@@ -13,13 +13,17 @@ import msgspec
 
 from cache.entry import Entry
 from cache.key import CacheKey
+from cache.promise.rule import Rule
 from cache.stats import CacheStats
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
 LookupMode = Literal["exact", "semantic"]
-Outcome = Literal["miss", "exact", "semantic"]
+# `shadow` and `audit` are hits that are not given: the caller asks a model, and hands its answer in with the ticket.
+Outcome = Literal["miss", "exact", "semantic", "shadow", "audit"]
+# Who says whether two answers say the same: equal text, the embedder and the guards, or a model that the caller asks.
+Judge = Literal["exact", "embedding", "model"]
 
 
 class ProtocolError(Exception):
@@ -32,17 +36,80 @@ class Message(msgspec.Struct, tag=True, omit_defaults=True, array_like=True):
     id: int
 
 
+class Asker(msgspec.Struct, frozen=True, array_like=True):
+    """Which request asks, of which key and team. Feedback on it is taken from its team only."""
+
+    request_id: str = ""
+    key_id: str = ""
+    team_id: str = ""
+
+
+NOBODY = Asker()
+
+
+class Case(msgspec.Struct, frozen=True, array_like=True):
+    """Two answers to be compared by a model: `known`, given to `known_question` before, and the `fresh` one to `asked`.
+
+    `reason` is the decision that it settles; `miss` only teaches, so it is the first that can be left out.
+    """
+
+    ticket: int
+    reason: Literal["audit", "shadow", "miss"]
+    asked: str
+    fresh: str
+    known_question: str
+    known: str
+
+
 class LookupRequest(Message):
+    """`rule`: the promise that semantic hits are given under; without one, `threshold` and the guards decide.
+
+    `auditable` is False where no fresh answer can follow: a hit that was to be audited is given then. `larger` are
+    the keys of the same request to larger models, whose answers will do as well; under a rule for the same words only.
+    """
+
     key: CacheKey
     mode: LookupMode
     threshold: float
     ttl_s: float | None = None
+    rule: Rule | None = None
+    judge: Judge = "embedding"
+    asker: Asker = NOBODY
+    auditable: bool = True
+    larger: list[CacheKey] = []
 
 
 class StoreRequest(Message):
+    """`ticket` is that of the look-up which this answer settles, if it gave one."""
+
     key: CacheKey
     entry: Entry
     mode: LookupMode
+    asker: Asker = NOBODY
+    ticket: int = 0
+
+
+class VerdictRequest(Message):
+    """Whether the two answers of a ticket's case say the same; None: there will be no verdict, `why` says why."""
+
+    ticket: int
+    same: bool | None = None
+    why: str = "lost"
+
+
+class FeedbackRequest(Message):
+    """What somebody of the team thinks of the answer to one of its requests."""
+
+    request_id: str
+    team_id: str
+    good: bool
+
+
+class SharedRequest(Message):
+    """A request that waited got the answer of another, so what is said of the one answer can name either."""
+
+    asker: Asker
+    answer_of: str
 
 
 class StatsRequest(Message):
@@ -50,9 +117,14 @@ class StatsRequest(Message):
 
 
 class PurgeRequest(Message):
-    scope: str | None = None
+    """Forget answers that meet every condition given; `scopes` are those of several owners, `exact` is a key's."""
+
+    scopes: list[str] | None = None
     model: str | None = None
     older_than_s: float | None = None
+    tag: str | None = None
+    policy: str | None = None
+    exact: str | None = None
 
 
 class EmbedRequest(Message):
@@ -70,14 +142,36 @@ class Hello(Message):
 
 
 class LookupReply(Message):
+    """`entry` is there with `exact` and `semantic`; `p`, `age_s` and `entry_id` are of the answer that was found, given
+    or not. `ticket`: hand the fresh answer in with it; 0: nothing is to be compared."""
+
     outcome: Outcome
     score: float | None = None
     entry: Entry | None = None
     reason: str | None = None
+    p: float | None = None
+    age_s: float | None = None
+    entry_id: str | None = None
+    ticket: int = 0
 
 
 class StoreReply(Message):
+    """`stored_as` is None where the answer was not kept, for `reason`. `case`: ask a model, then send the verdict."""
+
     reason: str | None = None
+    stored_as: Literal["answer", "alias"] | None = None
+    case: Case | None = None
+
+
+class DoneReply(Message):
+    """The request was taken note of; there is nothing to say."""
+
+
+class FeedbackReply(Message):
+    """`known`: the request is on record here. `evicted`: answers that were forgotten."""
+
+    known: bool
+    evicted: int = 0
 
 
 class StatsReply(Message):
@@ -85,7 +179,11 @@ class StatsReply(Message):
 
 
 class PurgeReply(Message):
+    """`removed` answers of this process; `confirmed` processes have followed, this one included."""
+
     removed: int
+    confirmed: int = 1
+    unconfirmed: list[str] = []
 
 
 class EmbedReply(Message):
@@ -99,8 +197,19 @@ class FailureReply(Message):
     message: str
 
 
-Request = LookupRequest | StoreRequest | StatsRequest | PurgeRequest | EmbedRequest
-Reply = Hello | LookupReply | StoreReply | StatsReply | PurgeReply | EmbedReply | FailureReply
+Request = (
+    LookupRequest
+    | StoreRequest
+    | VerdictRequest
+    | FeedbackRequest
+    | SharedRequest
+    | StatsRequest
+    | PurgeRequest
+    | EmbedRequest
+)
+Reply = (
+    Hello | LookupReply | StoreReply | DoneReply | FeedbackReply | StatsReply | PurgeReply | EmbedReply | FailureReply
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _requests = msgspec.msgpack.Decoder(Request)

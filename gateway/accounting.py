@@ -49,7 +49,7 @@ class Accounting:
     def attempt_started(self, attempt: Attempt) -> None:
         """Journal the attempt before it can cost anything."""
         life = self._life
-        if life.attempt is None:
+        if life.attempt is None and not life.internal:
             self._services.metrics.overhead.observe(time.monotonic() - life.exchange.received_at)
         life.attempt = attempt
         row = self._row(attempt.id, attempt.number, attempt.candidate)
@@ -155,7 +155,9 @@ class Accounting:
         life.cost_nanousd += row.cost_nanousd
         life.served = row
 
-    def answered_from_cache(self, model: str, tier: str, usage: Usage, saved_nanousd: int) -> None:
+    def answered_from_cache(
+        self, model: str, tier: str, usage: Usage, saved_nanousd: int, finish_reason: str = "stop"
+    ) -> None:
         """Write the row of an answer that came from the cache: no cost, and what it would have cost as saved."""
         life = self._life
         if model != (own := life.candidates[0].model):  # another's, which this request would have asked last
@@ -166,7 +168,7 @@ class Accounting:
         row.set_usage(usage)
         row.outcome = "cache_hit"
         row.status_code = 200
-        row.finish_reason = "stop"
+        row.finish_reason = finish_reason
         row.saved_nanousd = saved_nanousd
         row.duration_ms = row.ttft_ms = life.seconds() * 1000
         life.served = row
@@ -210,7 +212,7 @@ class Accounting:
         if life.grant is not None:
             settled = await self._services.queue.settle(life.grant.hold_id, life.tokens, life.cost_nanousd)
             life.standing = settled or life.standing
-            if life.served is not None and life.principal is not None and outcome == "success":
+            if life.served is not None and life.principal is not None and outcome == "success" and not life.internal:
                 self._services.estimator.observe(life.principal.key_id, life.served.model, life.served.output_tokens)
         self._settled = True
 

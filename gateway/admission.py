@@ -262,6 +262,8 @@ async def admit(services: Services, life: Life, *, free: bool = False) -> None:
         assert life.asked is not None
         life.input_hold = await services.measuring.run(life, partial(input_bound, life.asked.chat()))
         tokens, cost_nanousd = _set_aside(services, life, principal)
+    if life.internal:
+        scopes = tuple(Scope(s.id, budget_nanousd=s.budget_nanousd, label=s.label) for s in scopes if s.budget_nanousd)
     admission = Admission(
         hold_id=life.request_id,  # so that the ledger knows what a hold came to
         scopes=scopes,
@@ -271,7 +273,9 @@ async def admit(services: Services, life: Life, *, free: bool = False) -> None:
         unlimited=principal.unlimited,
     )
     try:
-        life.grant = await services.queue.admit(admission, principal.key_id, life.deadline, waits=not free)
+        life.grant = await services.queue.admit(
+            admission, principal.key_id, life.deadline, waits=not (free or life.internal)
+        )
     except TimeoutError:
         raise Unavailable(
             "The request's deadline passed while it waited for others to end.", status=504, code="backend_deadline"

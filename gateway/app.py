@@ -19,6 +19,7 @@ from gateway.dialects.openai_chat import CHAT
 from gateway.dialects.openai_completions import COMPLETIONS
 from gateway.dialects.openai_embeddings import EMBEDDINGS, RERANK
 from gateway.dialects.openai_responses import RESPONSES
+from gateway.feedback import feedback
 from gateway.http import JSON_TYPE, ClientGone, Exchange, Receive, Scope, Send
 from gateway.responses import routes as kept
 from gateway.services import Services
@@ -50,6 +51,7 @@ ROUTES: Mapping[tuple[str, str], Route] = {
     ("POST", "/v1/messages/count_tokens"): Route(count_tokens, "key"),
     ("POST", "/v1/embeddings"): Route(pipeline.endpoint(EMBEDDINGS), "key"),
     ("POST", "/v1/rerank"): Route(pipeline.endpoint(RERANK), "key"),
+    ("POST", "/v1/feedback"): Route(feedback, "key"),
     ("GET", "/v1/models"): Route(pages.models, "key"),
     ("GET", "/v1/models/{model}"): Route(pages.model, "key"),
     ("GET", "/health/live"): Route(pages.live, "open"),

@@ -6,12 +6,15 @@
       waiter: gets what the leader landed, or goes on alone
 
 The answer is in the cache before the flight lands, so a burst of one question costs one call, whenever it arrives.
+Under a promise, some hits are not given (`audit`, `shadow`): the fresh answer goes to the client and, with the ticket
+of its look-up, to the cache, which compares the two. A ticket that no answer comes for is given up.
 """
 
 from __future__ import annotations
 
+import asyncio
+import random
 import time
-from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -21,14 +24,21 @@ from backends.openai import decode_answer, decode_chunk
 from cache import eligibility, replay
 from cache.client import Lookup
 from cache.entry import Entry
-from cache.flight import Ticket
-from cache.key import CacheKey, build_key
+from cache.flight import Following
+from cache.key import CacheKey
+from cache.promise.rule import Rule
+from cache.wire import Asker
 from gateway.accounting import Accounting
+from gateway.cache_keys import larger_keys, own_key
 from gateway.dialects.dialect import Writer
 from gateway.dialects.errors import Unavailable
+from gateway.flights.flying import Flying
+from gateway.flights.messages import Landing
 from gateway.http import JSON_TYPE, SSE_HEADERS
+from gateway.ledger.rows import LedgerRow
 from gateway.ledger.usage import Usage
 from gateway.life import Life
+from policies.evaluate import Decision
 
 if TYPE_CHECKING:
     from gateway.services import Services
@@ -47,9 +57,11 @@ class Turn:
     def __init__(self, services: Services, life: Life) -> None:
         self._services = services
         self._life = life
-        self._flight: AbstractAsyncContextManager[Ticket[Lookup]] | None = None
-        self._ticket: Ticket[Lookup] | None = None
+        self._flying: Flying | None = None
+        self._parts: list[bytes] = []
+        self._to_compare = 0  # the ticket of an answer that the cache waits for
         self.key: CacheKey | None = None
+        self.larger: list[CacheKey] = []  # under which larger models keep answers that will do
         self.mode: eligibility.Mode = "off"
         self.reads = False
         self.writes = False
@@ -58,13 +70,15 @@ class Turn:
 
     async def __aenter__(self) -> Turn:
         self._prepare()
-        if self.key is not None and self.reads:
-            self._flight = self._services.flight.join(self.key.exact)
-            self._ticket = await self._flight.__aenter__()
+        if self.key is not None and self.reads and self.writes:  # what is not kept, nobody can wait for
+            self._flying = Flying(self._services, self._life, self.key.exact)
+            await self._flying.__aenter__()
         return self
 
-    async def __aexit__(self, *error: Any) -> bool | None:
-        return await self._flight.__aexit__(*error) if self._flight is not None else None
+    async def __aexit__(self, *error: Any) -> None:
+        self._compare_nothing()
+        if self._flying is not None:
+            await self._flying.__aexit__(*error)
 
     def _prepare(self) -> None:
         """Decide what is allowed: by policy, by the request's nature, and by the client, who can only be stricter."""
@@ -83,14 +97,14 @@ class Turn:
         if cache is None or policy.mode == "off":
             life.cache_reason = "disabled" if cache is None else "policy"
             return
-        model = life.candidates[0].model
-        defaults = services.model_defaults[model]
+        defaults = services.model_defaults[life.candidates[0].model]
         allowed = eligibility.check(
             asked.payload,
             mode=policy.mode,
             allow_temperature=policy.allow_temperature,
             default_temperature=cast("float | None", defaults.get("temperature")),
             scripts_covered=cache.scripts,
+            allow=policy.allow,
         )
         life.cache_reason = allowed.reason
         if allowed.mode == "off" or cache.fingerprint is None:
@@ -104,16 +118,11 @@ class Turn:
             life.cache_reason = directives.forbids_reading
         else:
             life.cache = "miss"
-        self.key = build_key(
-            asked.payload,
-            scope=_scope(life, policy.share),
-            model_group=model,
-            embedder=cache.fingerprint,
-            defaults=defaults,
-        )
+        self.key = own_key(services, life, cache.fingerprint)
+        self.larger = larger_keys(services, life, cache.fingerprint)
 
-    async def look_up(self) -> Lookup | None:
-        """An answer to give, or None: go to a backend.
+    async def look_up(self) -> Lookup | Following[Landing] | None:
+        """An answer to give, or a stream that another request gets, or None: go to a backend.
 
         Raises:
             Unavailable: the client wants a cached answer or none, and there is none.
@@ -127,48 +136,115 @@ class Turn:
                 code="not_in_cache",
                 headers={"x-should-retry": "false"},  # client libraries try again on 504 by themselves
             )
+        if found is not None and (most_ms := self._services.settings.cache.hit_jitter_ms):
+            await asyncio.sleep(random.uniform(0, most_ms) / 1000)
         return found
 
-    async def _find(self) -> Lookup | None:
-        services, life, key, ticket = self._services, self._life, self.key, self._ticket
+    async def _find(self) -> Lookup | Following[Landing] | None:
+        """Wait for whoever asks the same, look up, or take off for all who wait."""
+        flying = self._flying
+        while True:
+            if flying is not None and not flying.leads and not flying.alone:
+                shared = await self._wait(flying)
+                if shared is not None:
+                    return shared
+            found = await self._look()
+            if found is not None:
+                if flying is not None and flying.leads:
+                    flying.land(Landing(msgspec.structs.replace(found, found_for=self._life.request_id)))
+                return found
+            if flying is None or not flying.leads or self.only_if_cached or await flying.take_off():
+                return None
+            self._compare_nothing()  # another process is on its way with the same question
+
+    def _compare_nothing(self) -> None:
+        """No fresh answer of this request will come for the ticket that it has."""
+        ticket, self._to_compare = self._to_compare, 0
+        if ticket and self._services.cache is not None:
+            self._services.in_background(self._services.cache.verdict(ticket, None))
+
+    async def _wait(self, flying: Flying) -> Lookup | Following[Landing] | None:
+        services, life = self._services, self._life
+        patience_s = FLIGHT_TIMEOUT_S
+        if life.deadline is not None:  # once it has passed, the dispatcher asks nobody any more and says so
+            patience_s = min(patience_s, life.deadline - time.monotonic())
+        landed = await flying.wait(patience_s)
+        if isinstance(landed, Following):
+            life.cache, life.cache_reason = "exact", "in_flight"
+            return landed
+        if landed is None or landed.found is None or not self._may_take(landed.found):
+            return None
+        services.in_background(self._note_shared(landed.found.found_for))
+        self._tell(landed.found)
+        return landed.found
+
+    async def _note_shared(self, answer_of: str) -> None:
+        if self._services.cache is not None:
+            await self._services.cache.shared(_asker(self._life), answer_of)
+
+    async def _look(self) -> Lookup | None:
+        """What the cache has to give."""
+        services, life, key = self._services, self._life, self.key
         assert key is not None
-        assert ticket is not None
         assert services.cache is not None
         assert life.decision is not None
-        found: Lookup | None = None
-        if not ticket.leader:
-            patience_s = FLIGHT_TIMEOUT_S
-            if life.deadline is not None:  # once it has passed, the dispatcher asks nobody any more and says so
-                patience_s = min(patience_s, life.deadline - time.monotonic())
-            found = await ticket.result(patience_s)
-        if found is None and ticket.leader:
-            policy = life.decision.cache
-            assert self.mode != "off"
-            threshold = policy.threshold or services.settings.cache.similarity_threshold
-            found = await services.cache.lookup(key, self.mode, threshold, policy.ttl)
-            if found.entry is not None:
-                ticket.complete(found)
-        if found is None or found.outcome == "miss" or found.entry is None:
-            life.cache_reason = life.cache_reason or (found.reason if found else None)
-            life.cache_score = found.score if found else None
-            return None
-        life.cache = found.outcome
-        life.cache_score = found.score
-        return found
+        assert self.mode != "off"
+        policy = life.decision.cache
+        found = await services.cache.lookup(
+            key,
+            self.mode,
+            policy.threshold or services.settings.cache.similarity_threshold,
+            self.oldest_s,
+            rule=_rule(life.decision),
+            judge=policy.judge,
+            asker=_asker(life),
+            auditable=self.writes and not self.only_if_cached,
+            larger=self.larger,
+        )
+        self._to_compare = found.ticket
+        self._tell(found)
+        return found if found.entry is not None else None
 
-    async def remember(self, parts: list[bytes]) -> None:
+    def _tell(self, found: Lookup) -> None:
+        """Note for the client, the ledger and the log what was found."""
+        life = self._life
+        life.cache = found.outcome
+        life.cache_score, life.cache_p = found.score, found.p
+        life.cache_age_s, life.cache_entry = found.age_s, found.entry_id
+        if found.entry is None:
+            life.cache_reason = life.cache_reason or found.reason
+
+    def _may_take(self, landed: Lookup) -> bool:
+        """Whether what another request found is what this one may get: its policy, and its client, may be stricter."""
+        entry = landed.entry
+        return landed.outcome == "exact" and entry is not None and not entry.expired(ttl_s=self.oldest_s)
+
+    def keep(self, data: bytes) -> None:
+        """A part of the answer in the common form: the body of a plain one, or the data of an event as it comes."""
+        self._parts.append(data)
+        if self._flying is not None and self._life.stream:
+            self._flying.add(data)
+
+    async def remember(self, of_one_model: bool) -> None:
         """Keep the answer that has just been delivered, if it is whole, and give it to whoever waits for it.
 
         Args:
-            parts: the body of a plain answer, or the data of each event of a stream.
+            of_one_model: an answer that another model has continued is not the answer of one.
         """
         if not self.writes or self.key is None:
             return
-        entry = self._entry(self.key, parts)
-        if entry is not None and self._services.cache is not None and self.mode != "off":
-            await self._services.cache.store(self.key, entry, self.mode)
-        if self._ticket is not None and self._ticket.leader:
-            self._ticket.complete(Lookup("exact", 1.0, entry) if entry is not None else None)
+        services, life = self._services, self._life
+        entry = self._entry(self.key, self._parts) if of_one_model else None
+        if entry is not None and services.cache is not None and self.mode != "off":
+            ticket, self._to_compare = self._to_compare, 0
+            stored = await services.cache.hand_in(self.key, entry, self.mode, asker=_asker(life), ticket=ticket)
+            if stored.case is not None:
+                services.judges.submit(stored.case, life)
+        if self._flying is not None:
+            found = None
+            if entry is not None:
+                found = Lookup("exact", 1.0, entry, age_s=0.0, entry_id=entry.id, found_for=life.request_id)
+            self._flying.land(_landing(found, life.served))
 
     def _entry(self, key: CacheKey, parts: list[bytes]) -> Entry | None:
         life = self._life
@@ -192,6 +268,8 @@ class Turn:
             created_at=now,
             expires_at=now + (life.decision.cache.ttl or self._services.settings.cache.ttl_seconds),
             question=key.text,
+            tags=tuple(f"{name}={value}" for name, value in life.tags.items()),
+            policy=life.decision.policy,
         )
 
 
@@ -224,11 +302,30 @@ async def give(life: Life, accounting: Accounting, found: Lookup, writer: Writer
     await exchange.end(last)
 
 
-def _scope(life: Life, share: str) -> str:
+def _landing(found: Lookup | None, row: LedgerRow | None) -> Landing:
+    if row is None:
+        return Landing(found)
+    return Landing(found, row.model, row.tier, row.input_tokens, row.output_tokens, row.cost_nanousd, row.finish_reason)
+
+
+def _asker(life: Life) -> Asker:
     principal = life.principal
     assert principal is not None
-    owner = {"key": principal.key_id, "team": principal.team_id, "organisation": principal.organisation_id}[share]
-    return f"{share}:{owner}"
+    return Asker(life.request_id, principal.key_id, principal.team_id)
+
+
+def _rule(decision: Decision) -> Rule | None:
+    """The promise that hits in other words are given under; None: by threshold."""
+    policy = decision.cache
+    if policy.max_false_hit_rate is None:
+        return None
+    return Rule(
+        policy=decision.policy,
+        max_false_hit_rate=policy.max_false_hit_rate,
+        audit_rate=policy.audit_rate,
+        min_audited=policy.min_audited,
+        mode=policy.promise,
+    )
 
 
 def _fold(parts: list[bytes]) -> dict[str, Any] | None:

@@ -39,6 +39,7 @@ class Life(msgspec.Struct, eq=False):
     request_id: str
     started: float = msgspec.field(default_factory=time.monotonic)
     span: Span | None = None
+    internal: bool = False  # asked by the gateway itself: no client waits, and only budgets bound it
 
     # authenticate and parse
     principal: Principal | None = None
@@ -69,6 +70,9 @@ class Life(msgspec.Struct, eq=False):
     # cache
     cache: CacheState = "bypass"
     cache_score: float | None = None
+    cache_p: float | None = None  # chance that the answer found fits, under a promise
+    cache_age_s: float | None = None
+    cache_entry: str | None = None  # of the answer found, given or not
     cache_reason: str | None = None
 
     # dispatch and answer
@@ -116,6 +120,14 @@ class Life(msgspec.Struct, eq=False):
                 pairs.append(("x-tierline-cache-reason", self.cache_reason))
             if self.cache_score is not None:
                 pairs.append(("x-tierline-cache-score", f"{self.cache_score:.4f}"))
+            if self.cache_p is not None:
+                pairs.append(("x-tierline-cache-p", f"{self.cache_p:.4f}"))
+            if self.cache_age_s is not None:
+                pairs.append(("x-tierline-cache-age", f"{self.cache_age_s:.0f}"))
+                if self.cache in ("exact", "semantic"):
+                    pairs.append(("age", f"{self.cache_age_s:.0f}"))  # RFC 9111, section 5.1
+            if self.cache_entry is not None:
+                pairs.append(("x-tierline-cache-entry", self.cache_entry))
             served = self._served_by()
             if served is not None:
                 pairs += zip(("x-tierline-tier", "x-tierline-model", "x-tierline-backend"), served, strict=True)

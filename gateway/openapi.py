@@ -27,9 +27,11 @@ _ERRORS = {
 _REQUEST_HEADERS: dict[str, tuple[str, Json]] = {
     "x-tierline-tier": ("Use this tier whatever the policy says; chat only.", {"enum": list(TIERS)}),
     "x-tierline-cache": (
-        "no-cache (do not read), no-store (do not write), only-if-cached (answer 504 on a miss); several by commas.",
+        "no-cache (do not read), no-store (do not write), max-age=SECONDS (none older), only-if-cached (answer 504 on"
+        " a miss); several by commas.",
         {"type": "string"},
     ),
+    "cache-control": ("The same directives, as RFC 9111 has them; any other changes nothing.", {"type": "string"}),
     "x-tierline-tags": ("Comma-separated NAME=VALUE pairs that go into the ledger row.", {"type": "string"}),
     "x-tierline-deadline-ms": (
         "Give up after this many milliseconds, all attempts together.",
@@ -46,8 +48,12 @@ _RESPONSE_HEADERS = {
     "x-tierline-tier": "Tier of the model that answered.",
     "x-tierline-model": "Model that answered.",
     "x-tierline-backend": "Backend that answered.",
-    "x-tierline-cache": "miss, exact, semantic or bypass.",
-    "x-tierline-cache-score": "Similarity of a semantic hit.",
+    "x-tierline-cache": "miss, exact, semantic or bypass; audit or shadow: a hit was found and not given.",
+    "x-tierline-cache-score": "Similarity of the question whose answer was found.",
+    "x-tierline-cache-p": "Chance that the answer found fits, under a promise.",
+    "x-tierline-cache-age": "Seconds since the answer found was made.",
+    "x-tierline-cache-entry": "The request that the answer found was made for.",
+    "x-tierline-cache-reason": "Why less of the cache was used than the policy allows, or nothing was found.",
     "x-tierline-fallback": "Why another tier than the one decided on answered.",
     "idempotent-replayed": "true: the answer of an earlier request with the same idempotency key.",
     "x-tierline-cost-usd": "Cost of a non-streaming answer; a stream carries it in its usage chunk.",
@@ -112,6 +118,7 @@ def document() -> dict[str, Any]:
                 )
             },
             "/v1/messages/count_tokens": {"post": _count_route()},
+            "/v1/feedback": {"post": _feedback_route()},
             "/v1/models": {"get": _get("List the models that this key may use.", "listModels", answer="ModelList")},
             "/v1/models/{model}": {"get": _get("Describe one model.", "getModel", ["model"], answer="Model")},
             "/health/live": {"get": _open("The process runs.", "live", schema=ref("Live"))},
@@ -197,6 +204,18 @@ def _count_route() -> Json:
         "x-tierline-count": {"description": text, "schema": {"type": "string"}}
     }
     return route
+
+
+def _feedback_route() -> Json:
+    errors = [status for status in _ERRORS if status not in ("403", "409", "422", "502", "504")]
+    content = {"application/json": {"schema": ref("Feedback")}}
+    return {
+        "operationId": "giveFeedback",
+        "summary": "Say whether the answer to a request of your team was good; a bad one leaves the answer cache.",
+        "requestBody": {"required": True, "content": {"application/json": {"schema": ref("FeedbackRequest")}}},
+        "responses": {"200": {"description": "Taken.", "content": content, "headers": _headers("x-request-id")}}
+        | _error_responses(*errors),
+    }
 
 
 def _get(

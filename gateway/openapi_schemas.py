@@ -221,6 +221,14 @@ _ANSWERS: dict[str, Json] = {
         first_id={"type": ["string", "null"]},
         last_id={"type": ["string", "null"]},
     ),
+    "FeedbackRequest": {
+        **_object(
+            request_id={"type": "string", "minLength": 1, "maxLength": 128},
+            rating={"enum": ["good", "bad"]},
+        ),
+        "additionalProperties": False,
+    },
+    "Feedback": _object(request_id=_TEXT, rating={"enum": ["good", "bad"]}, evicted=_COUNT),
     "Live": _object(status={"const": "live"}),
     "Ready": _object(
         status={"enum": ["ready", "degraded", "not ready"]},

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from cache.flight import Following
 from gateway.accounting import Accounting
 from gateway.admission import admit, authenticate, count_fault, receive, route
 from gateway.caching import Turn, give
@@ -25,6 +26,7 @@ from gateway.dialects.dialect import Dialect
 from gateway.dialects.errors import GatewayError, Unavailable
 from gateway.dispatching import dispatch
 from gateway.finish import finish, outcome_of
+from gateway.flights.giving import give_as_it_comes
 from gateway.http import JSON_TYPE, ClientGone, Exchange
 from gateway.life import Life
 from gateway.relay import relay
@@ -64,13 +66,16 @@ async def serve(dialect: Dialect, services: Services, exchange: Exchange) -> Non
         life.writer = writer = dialect.writer(life.asked, life.request_id)
         async with Turn(services, life) as turn:
             found = await turn.look_up()
-            if found is not None:
+            if isinstance(found, Following):
+                await give_as_it_comes(life, accounting, found, writer)
+            elif found is not None:
                 await give(life, accounting, found, writer)
             else:
                 answer = await dispatch(services, life, accounting)
-                parts = await relay(services, life, accounting, answer, writer, keep=turn.writes)
+                keep = turn.keep if turn.writes else None
+                of_one_model = await relay(services, life, accounting, answer, writer, keep=keep)
                 exchange.unwatch()  # the client has everything: its leaving ends nothing now
-                await turn.remember(parts)
+                await turn.remember(of_one_model)
     except ClientGone:
         pass
     except asyncio.CancelledError:

@@ -94,12 +94,16 @@ def cache_spec(settings: Settings) -> ProcessSpec:
         "--threads": cache.threads,
         "--data-dir": settings.storage.data_dir,
         "--embeddings-port": cache.embeddings_port,
+        "--redis-max-bytes": cache.redis_max_bytes,
     }
+    env = _unless_set({**_PASSIVE_THREADS, "OMP_NUM_THREADS": str(cache.threads)})
+    if settings.storage.redis_url is not None:
+        env["TIERLINE_CACHE_REDIS_URL"] = settings.storage.redis_url
     return ProcessSpec(
         name="cache",
         argv=_module("cache", options),
         ready=socket_probe(path),
-        env=_unless_set({**_PASSIVE_THREADS, "OMP_NUM_THREADS": str(cache.threads)}),
+        env=env,
         stop_timeout_s=_DRAIN_S + _KILL_AFTER_DRAIN_S,
         essential=False,  # without it every look-up is a miss, and the gateway serves on
         address=str(path),

@@ -8,6 +8,7 @@ breaks, or whose budget is spent on the way, ends with an error event and withou
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from backends.attempt import Event, StreamCut
@@ -23,14 +24,19 @@ from gateway.life import Life
 if TYPE_CHECKING:
     from gateway.services import Services
 
+Keep = Callable[[bytes], None]
+
 
 async def relay(
-    services: Services, life: Life, accounting: Accounting, answer: Dispatched, writer: Writer, *, keep: bool
-) -> list[bytes]:
+    services: Services, life: Life, accounting: Accounting, answer: Dispatched, writer: Writer, *, keep: Keep | None
+) -> bool:
     """Deliver the whole answer. If the client leaves a stream, the rest of it is dealt with as the policy says.
 
+    Args:
+        keep: gets the answer in the common form, as it comes: the body, or the data of every event.
+
     Returns:
-        With `keep`, the answer in the common form, for the cache: the body, or the data of every event.
+        Whether it is the answer of one model.
 
     Raises:
         GatewayError: the stream broke, or a budget was spent, after content had been delivered.
@@ -45,7 +51,9 @@ async def relay(
         await accounting.settle("success")
         life.status = answer.status
         await exchange.respond(answer.status, [JSON_TYPE, *life.headers(), life.cost_header()], body)
-        return [chat_body(answer.whole)] if keep else []
+        if keep is not None:
+            keep(chat_body(answer.whole))
+        return True
     except asyncio.CancelledError:
         if life.stream and exchange.gone:
             await client_left(services, life, accounting, answer)
@@ -55,10 +63,9 @@ async def relay(
 
 
 async def _relay_stream(
-    exchange: Exchange, life: Life, accounting: Accounting, answer: Dispatched, writer: Writer, keep: bool
-) -> list[bytes]:
+    exchange: Exchange, life: Life, accounting: Accounting, answer: Dispatched, writer: Writer, keep: Keep | None
+) -> bool:
     meter, choices = life.meter, life.choices
-    kept: list[bytes] = []
     ending: list[bytes] = []
     life.status = 200
     await exchange.start(200, [*SSE_HEADERS, *life.headers()], life.dialect.keep_alive)
@@ -72,8 +79,8 @@ async def _relay_stream(
         if not event.plain and any(choice.finish_reason for choice in chunk.choices):
             return False
         meter.see(chunk, event.usage)
-        if keep:
-            kept.append(chat_event(event).data)
+        if keep is not None:
+            keep(chat_event(event).data)
         for raw in writer.event(event):
             direct.write_now(raw)
         return True
@@ -85,8 +92,8 @@ async def _relay_stream(
         async for event in answer.events:
             if (chunk := event.chunk) is not None:
                 meter.see(chunk, event.usage)
-                if keep:
-                    kept.append(chat_event(event).data)
+                if keep is not None:
+                    keep(chat_event(event).data)
             written = writer.event(event)
             if meter.complete(choices):
                 ending += written
@@ -117,4 +124,4 @@ async def _relay_stream(
     for raw in ending[:-1]:
         await exchange.write(raw)
     await exchange.end(ending[-1])
-    return [] if answer.rescued else kept  # an answer of two models is not the answer of one
+    return not answer.rescued

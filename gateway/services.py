@@ -19,7 +19,7 @@ from backends.dispatch import Candidate, Dispatcher, Limits
 from backends.hedge import Hedging
 from backends.http import HttpClient
 from backends.pool import Pool, Timeouts
-from cache.client import CacheClient, Lookup
+from cache.client import CacheClient, CacheUnavailable
 from cache.flight import SingleFlight
 from gateway import workers
 from gateway.access.closed import Closed
@@ -31,7 +31,9 @@ from gateway.access.secret import load_secret
 from gateway.admin.service import AdminService
 from gateway.backend_metrics import BackendCollector
 from gateway.bodies import Bodies
+from gateway.flights.messages import Landing
 from gateway.idempotency.step import Idempotency, open_idempotency
+from gateway.judging import Judges
 from gateway.ledger.database import Database
 from gateway.ledger.journal import Journal
 from gateway.ledger.prices import PriceBook
@@ -50,10 +52,12 @@ from tiers.task import TaskClassifier
 
 if TYPE_CHECKING:
     from gateway.access.counters_shared import SharedLimiter
+    from gateway.flights.shared import SharedFlights
 
 logger = logging.getLogger("tierline")
 
 OBSERVE_INTERVAL_S = 1.0
+PROMISES_INTERVAL_S = 10.0
 
 
 class MissingSecret(ValueError):
@@ -82,11 +86,13 @@ class Services:
     prices: PriceBook
     model_defaults: Mapping[str, Mapping[str, object]]
     cache: CacheClient | None
-    flight: SingleFlight[Lookup]
+    flight: SingleFlight[Landing]
+    shared_flights: SharedFlights | None
     responses: ResponseStore
     admin: AdminService | None
     pools: dict[str, Pool]
     dispatcher: Dispatcher
+    judges: Judges
     http: HttpClient
 
     def __init__(self, settings: Settings, worker: int = 1) -> None:
@@ -165,6 +171,12 @@ class Services:
             await self.cache.start()
             stack.push_async_callback(self.cache.close)
         self.flight = SingleFlight()
+        self.shared_flights = None
+        if settings.storage.redis_url is not None and settings.cache.enabled:
+            from gateway.flights.shared import open_flights
+
+            self.shared_flights = await open_flights(settings)
+            stack.push_async_callback(self.shared_flights.stop)
         self.responses = ResponseStore(self.database, settings.responses)
         self.responses.start()
         stack.push_async_callback(self.responses.stop)
@@ -178,8 +190,13 @@ class Services:
             stack.push_async_callback(pool.aclose)
         self.metrics.registry.register(BackendCollector(self.pools))
         self.dispatcher = Dispatcher(self.pools, Limits(settings.failover.max_attempts, settings.failover.total_s))
+        self.judges = Judges(self)
+        stack.push_async_callback(self.judges.close)
         observer = asyncio.create_task(self._observe(), name="observe")
         stack.callback(observer.cancel)
+        if self.cache is not None:
+            watching = asyncio.create_task(self._watch_promises(self.cache), name="watch promises")
+            stack.callback(watching.cancel)
 
     def at_close(self, callback: Callable[[], Awaitable[None]]) -> None:
         """Have something ended before everything that was opened until now."""
@@ -279,6 +296,18 @@ class Services:
                 self.metrics.backend_up.labels(name).set(1 if any(s.state != "cooling" for s in states) else 0)
                 self.metrics.outstanding.labels(name).set(sum(state.outstanding for state in states))
             await asyncio.sleep(OBSERVE_INTERVAL_S)
+
+    async def _watch_promises(self, cache: CacheClient) -> None:
+        """Ask the cache how its promises and its replicas stand."""
+        while True:
+            try:
+                stats = await cache.stats()
+                self.metrics.promises.take(stats)
+                self.metrics.replicas.take(stats.replication)
+            except CacheUnavailable:
+                self.metrics.promises.forget()
+                self.metrics.replicas.take(None)
+            await asyncio.sleep(PROMISES_INTERVAL_S)
 
 
 def _salt(team_id: str, given: str | None) -> str:

@@ -14,6 +14,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gateway.counts import Counts, Level, Spreads
+from gateway.promise_metrics import PromiseMetrics
+from gateway.replica_metrics import ReplicaMetrics
 
 TTFT_BUCKETS = (0.1, 0.5, 1, 2, 5, 10)
 TPOT_BUCKETS = (0.01, 0.05, 0.1, 0.2, 0.5)
@@ -99,7 +101,16 @@ class Metrics:
         self.cost = Counts("tierline_cost_usd_total", "Cost of attempts in US dollars.", ["model"], registry)
         self.saved = Counts("tierline_saved_usd_total", "Cost that the cache saved.", ["model"], registry)
         self.cache = Counts(
-            "tierline_cache_requests_total", "Cache outcomes: exact, semantic, miss, bypass.", ["outcome"], registry
+            "tierline_cache_requests_total",
+            "Cache outcomes: exact, semantic, audit, shadow, miss, bypass.",
+            ["outcome"],
+            registry,
+        )
+        self.judgements = Counts(
+            "tierline_cache_judgements_total",
+            "Answers that a model was to compare for the cache: same, different, unclear, failed, too_long, busy.",
+            ["verdict"],
+            registry,
         )
         self.responses_kept = Counts(
             "tierline_responses_kept_total",
@@ -179,6 +190,8 @@ class Metrics:
         self.cache_connected = Gauge(
             "tierline_cache_connected", "1 while the cache process answers.", registry=registry
         )
+        self.promises = PromiseMetrics(registry)
+        self.replicas = ReplicaMetrics(registry)
         self.request_rate = RateWindow()
         self.token_rate = RateWindow()
         registry.register(_Rates(self.request_rate, self.token_rate))

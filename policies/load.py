@@ -301,6 +301,9 @@ def _warnings(document: Document, policy: Policy) -> list[Problem]:
         elif rule.condition is None or rule.condition.constant:
             always = rule
         seen.setdefault(source, rule)
+    judges = policy.cache.judge_tier
+    if policy.tiers_served is not None and judges is not None and judges not in policy.tiers_served:
+        warn(("cache", "judge_tier"), f"tier '{judges}' has no model: no answer is judged, and no promise certified.")
     if policy.tiers_served is not None:
         told: set[str] = set()
         for rule in policy.rules:

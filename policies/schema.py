@@ -143,6 +143,28 @@ class CachePolicy(Strict):
     share_tiers: bool = Field(
         False, description="Where a rule or the default chose the tier, answers of larger tiers may be given, too."
     )
+    max_false_hit_rate: float | None = Field(
+        None,
+        gt=0,
+        le=0.5,
+        description="The most of the hits in other words that may be wrong, measured by audits: 0.01 is one in a"
+        " hundred. It takes the place of 'threshold'.",
+    )
+    promise: Literal["serve", "shadow", "certify"] = Field(
+        "certify",
+        description="certify: serve hits in other words once audits prove the bound; serve: from the first day on, by"
+        " estimate; shadow: never, only measure.",
+    )
+    audit_rate: float = Field(
+        0.05, ge=0.001, le=1, description="Share of the hits that are answered afresh, to be compared."
+    )
+    min_audited: int = Field(300, ge=1, le=1_000_000, description="Audits that a certificate needs at least.")
+    judge: Literal["exact", "embedding", "model"] = Field(
+        "embedding",
+        description="Who says whether two answers say the same. exact: equal texts only; embedding: near each other,"
+        " and no guard objects; model: a model of 'judge_tier' is asked.",
+    )
+    judge_tier: TierName | None = Field(None, description="Tier of the model that judges, with 'judge: model'.")
 
     @model_validator(mode="after")
     def _nothing_ignored(self) -> Self:
@@ -154,6 +176,19 @@ class CachePolicy(Strict):
             raise ValueError(f"'{'allow' if self.allow else 'share_tiers'}' has no meaning with 'mode: off'")
         if len(set(self.allow)) != len(self.allow):
             raise ValueError("'allow' names a reason twice")
+        if self.max_false_hit_rate is None:
+            for name in ("promise", "audit_rate", "min_audited", "judge", "judge_tier"):
+                if name in self.model_fields_set:
+                    raise ValueError(f"'{name}' has a meaning only with 'max_false_hit_rate'")
+            return self
+        if self.mode != "semantic":
+            raise ValueError("'max_false_hit_rate' has a meaning only with 'mode: semantic'")
+        if self.threshold is not None:
+            raise ValueError(
+                "'threshold' has no meaning with 'max_false_hit_rate', which finds its own: drop one of them"
+            )
+        if (self.judge == "model") != (self.judge_tier is not None):
+            raise ValueError("'judge: model' and 'judge_tier' go together: name both or none")
         return self
 
 
@@ -215,7 +250,6 @@ class PolicyDocument(Strict):
 # Keys that are planned and do nothing yet. Accepting them in silence would promise what does not happen.
 NOT_YET: dict[tuple[str, ...], str] = {
     ("escalate",): "answers are not checked and repeated on a larger tier yet",
-    ("cache", "max_false_hit_rate"): "set 'threshold' for now; a bound on wrong hits needs audited answers",
     (
         "limits",
         "queue",

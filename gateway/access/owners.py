@@ -7,7 +7,7 @@ of a team are those of its own scope and of its keys'; those of an organisation 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -54,8 +54,7 @@ async def find_owner(database: Database, text: str) -> Owner:
 async def scopes_to_purge(
     database: Database,
     scope: str | None,
-    model: str | None,
-    older_than: str | None,
+    conditions: Mapping[str, str | None],
     *,
     within: str | None = None,
     actor: Actor | None = None,
@@ -64,7 +63,7 @@ async def scopes_to_purge(
 
     Args:
         scope: whose, as for `find_owner`; None: everybody's.
-        model, older_than: further conditions, for the audit log.
+        conditions: further ones by name, for the audit log.
         within: id of the organisation that the answers must belong to.
         actor: who the audit log names; None is the user who runs this program.
 
@@ -75,9 +74,15 @@ async def scopes_to_purge(
     if within is not None and not {*scopes} <= {*(await find_owner(database, f"organisation:{within}")).scopes}:
         raise UnknownOwner(f"'{scope}' is not in this organisation")
     async with database.write() as connection:
-        after = {"scope": scope, "model": model, "older_than": older_than}
+        after = {"scope": scope, **conditions}
         await record(connection, actor, "cache.purge", "cache", organisation_id=within, after=after)
     return scopes
+
+
+def named_scopes(scopes: Sequence[str | None]) -> list[str] | None:
+    """What `scopes_to_purge` returned, as the cache takes it: None is everybody."""
+    named = [scope for scope in scopes if scope is not None]
+    return named if len(named) == len(scopes) else None
 
 
 async def _everybody(database: Database, kind: str) -> dict[str, Owner]:

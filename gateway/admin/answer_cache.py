@@ -6,7 +6,7 @@ import msgspec
 
 from cache.client import CacheClient, CacheUnavailable
 from cache.stats import CacheStats
-from gateway.access.owners import scopes_to_purge
+from gateway.access.owners import named_scopes, scopes_to_purge
 from gateway.admin.call import AdminRoute, AnyCall, Call
 from gateway.admin.forms import check_known, duration_ms
 from gateway.dialects.errors import BadRequest, NotFound, Unavailable
@@ -24,17 +24,25 @@ class Purge(msgspec.Struct, frozen=True, kw_only=True):
     """Which answers to forget: those that meet every condition given, or all, where `everything` is true.
 
     `scope`: organisation:NAME, team:NAME, team:ORGANISATION/NAME or key:NAME; an id may stand for a name.
-    `older_than`: 90s, 30m, 12h, 7d.
+    `older_than`: 90s, 30m, 12h, 7d. `tag`: NAME=VALUE, of the request that was answered; `policy`: under which it was.
     """
 
     scope: str | None = None
     model: str | None = None
     older_than: str | None = None
+    tag: str | None = None
+    policy: str | None = None
     everything: bool = False
 
 
 class Purged(msgspec.Struct, frozen=True):
+    """`removed` answers of this host's cache process. `confirmed`: cache processes that have followed, this one
+    included; `unconfirmed`: those that have not, and why.
+    """
+
     removed: int
+    confirmed: int
+    unconfirmed: list[str]
 
 
 async def state(call: Call[None, None]) -> CacheState:
@@ -48,8 +56,11 @@ async def state(call: Call[None, None]) -> CacheState:
 
 async def purge(call: Call[None, Purge]) -> Purged:
     cache, given = _cache(call), call.body
-    if given.everything == bool(given.scope or given.model or given.older_than):
-        text = "Say which answers: 'scope', 'model', 'older_than', or 'everything' alone for every one."
+    conditions = {name: getattr(given, name) for name in ("model", "older_than", "tag", "policy")}
+    if given.everything == bool(given.scope or any(conditions.values())):
+        text = (
+            "Say which answers: 'scope', 'model', 'older_than', 'tag', 'policy', or 'everything' alone for every one."
+        )
         raise BadRequest(text, code="invalid_value")
     check_known([given.model] if given.model else None, call.services.settings.models, "model")
     age_s = None if given.older_than is None else duration_ms(given.older_than, "older_than") / 1000
@@ -57,12 +68,14 @@ async def purge(call: Call[None, Purge]) -> Purged:
     scope = given.scope or (f"organisation:{mine}" if mine else None)
 
     async def work(database: Database) -> list[str | None]:
-        older_than = given.older_than
-        return await scopes_to_purge(database, scope, given.model, older_than, within=mine, actor=call.actor)
+        return await scopes_to_purge(database, scope, conditions, within=mine, actor=call.actor)
 
-    scopes = await call.database(work)
+    scopes = named_scopes(await call.database(work))
     try:
-        return Purged(sum([await cache.purge(one, given.model, age_s) for one in scopes]))
+        done = await cache.purge(
+            scopes, model=given.model, older_than_s=age_s, tag=given.tag or None, policy=given.policy or None
+        )
+        return Purged(done.removed, done.confirmed, done.unconfirmed)
     except CacheUnavailable as error:
         raise Unavailable(str(error), code="cache_unavailable") from None
 

@@ -13,6 +13,7 @@ import msgspec
 import typer
 
 from cache.client import CacheClient, CacheUnavailable
+from cache.replicas.standing import ReplicaStats
 from cache.stats import CacheStats
 from gateway.cli.common import (
     Column,
@@ -27,6 +28,7 @@ from gateway.cli.common import (
     settings_or_exit,
     with_database,
 )
+from gateway.cli.promises import in_words
 from gateway.ledger.money import format_usd
 from gateway.settings import Settings
 
@@ -38,7 +40,7 @@ app = typer.Typer(no_args_is_help=True, help="The answer cache: statistics, purg
 
 @app.command()
 def stats(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Hits, misses and why, entries, bytes and latencies of the running cache process.
+    """Hits, misses and why, how each promise stands, entries, bytes and latencies of the running cache process.
 
     Exit code 1: no cache process answers.
     """
@@ -57,32 +59,42 @@ def purge(
     ] = None,
     model: Annotated[str | None, typer.Option(help="Only answers of this model.")] = None,
     older_than: Annotated[str | None, typer.Option(metavar="AGE", help="Only older ones: 90s, 30m, 12h, 7d.")] = None,
+    tag: Annotated[
+        str | None, typer.Option(metavar="NAME=VALUE", help="Only answers to requests with this tag.")
+    ] = None,
+    policy: Annotated[str | None, typer.Option(help="Only answers given under this policy.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every answer; needed when no condition is given.")] = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Forget cached answers that meet every condition given.
+    """Forget cached answers that meet every condition given, in every cache process that shares them.
 
-    Exit code 1: no cache process answers; 2: no condition and no --all, or one that names nobody or nothing.
+    Waits until each has confirmed, for some seconds at most, and names those that have not.
+
+    Exit code 1: no cache process answers, or not every one has confirmed; 2: no condition and no --all, or one that
+    names nobody or nothing.
     """
-    if everything == bool(scope or model or older_than):
-        fail("say which answers: --scope, --model, --older-than, or --all alone for every one.", Exit.USAGE)
+    conditions = {"model": model, "older_than": older_than, "tag": tag, "policy": policy}
+    if everything == bool(scope or any(conditions.values())):
+        options = "--scope, --model, --older-than, --tag, --policy"
+        fail(f"say which answers: {options}, or --all alone for every one.", Exit.USAGE)
     age_s = duration(older_than, "--older-than").total_seconds() if older_than else None
     settings = settings_or_exit(config)
     check_models(settings, [model] if model else (), "--model")
-    scopes = _scopes(settings, scope, model, older_than)
-
-    async def forget(client: CacheClient) -> int:
-        return sum([await client.purge(one, model, age_s) for one in scopes])
-
-    removed = _ask(settings, forget)
+    scopes = _scopes(settings, scope, conditions)
+    done = _ask(
+        settings,
+        lambda client: client.purge(scopes, model=model, older_than_s=age_s, tag=tag, policy=policy),
+    )
     if as_json:
-        print_json({"removed": removed, "scope": scope, "model": model, "older_than": older_than})
-        return
-    of_whom = f" of {scope}" if scope else ""
-    of_model = f" by {model}" if model else ""
-    of_age = f" older than {older_than}" if older_than else ""
-    print(f"forgotten: {removed} answer{'' if removed == 1 else 's'}{of_whom}{of_model}{of_age}")
+        print_json({**msgspec.to_builtins(done), "scope": scope, **conditions})
+    else:
+        words = {"of": scope, "by": model, "older than": older_than, "tagged": tag, "under policy": policy}
+        said = "".join(f" {word} {value}" for word, value in words.items() if value)
+        everywhere = f" in {done.confirmed} cache processes" if done.confirmed > 1 else ""
+        print(f"forgotten: {done.removed} answer{'' if done.removed == 1 else 's'}{said}{everywhere}")
+    if done.unconfirmed:
+        fail("not everywhere yet: " + "; ".join(done.unconfirmed))
 
 
 @app.command()
@@ -94,6 +106,11 @@ def evaluate(
     threshold: Annotated[
         float | None, typer.Option(min=0, max=1, help="Cosine similarity. Default: the configured one.")
     ] = None,
+    promise: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Decide by a promise of at most this share of wrong hits.")
+    ] = None,
+    audit_rate: Annotated[float, typer.Option(min=0, max=1, help="Share of hits compared, under a promise.")] = 0.1,
+    mode: Annotated[str, typer.Option(help="Under a promise: serve, certify or shadow.")] = "serve",
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -108,6 +125,8 @@ def evaluate(
     command = [sys.executable, "-m", "cache.evaluate", "--embedder", settings.embedder]
     command += ["--threshold", str(settings.similarity_threshold if threshold is None else threshold)]
     command += ["--threads", str(settings.threads)]
+    if promise is not None:
+        command += ["--promise", str(promise), "--audit-rate", str(audit_rate), "--mode", mode]
     command += ["--pairs", str(pairs)] if pairs else ["--stream", str(stream)]
     if as_json:
         command.append("--json")
@@ -130,12 +149,12 @@ def _ask(settings: Settings, question: Callable[[CacheClient], Awaitable[_Result
         fail(str(error))
 
 
-def _scopes(settings: Settings, scope: str | None, model: str | None, older_than: str | None) -> list[str | None]:
-    """Whose answers are meant, or why nobody's."""
-    from gateway.access.owners import UnknownOwner, scopes_to_purge
+def _scopes(settings: Settings, scope: str | None, conditions: Mapping[str, str | None]) -> list[str] | None:
+    """Whose answers are meant (None: everybody's), or why nobody's."""
+    from gateway.access.owners import UnknownOwner, named_scopes, scopes_to_purge
 
-    return with_database(
-        settings, lambda database: scopes_to_purge(database, scope, model, older_than), usage=(UnknownOwner,)
+    return named_scopes(
+        with_database(settings, lambda database: scopes_to_purge(database, scope, conditions), usage=(UnknownOwner,))
     )
 
 
@@ -150,6 +169,10 @@ def _print_stats(found: CacheStats) -> None:
         ("hits: exact / semantic", f"{found.exact_hits:,} / {found.semantic_hits:,}"),
         ("hit rate", f"{found.hit_rate:.1%}" if found.lookups else "-"),
         *((f"miss: {reason}", f"{count:,}") for reason, count in _largest_first(found.misses)),
+        ("not given: audit / shadow", f"{found.audits:,} / {found.shadow_hits:,}"),
+        *((f"compared: {words}", f"{count:,}") for words, count in _largest_first(found.judged)),
+        *((f"not compared: {reason}", f"{count:,}") for reason, count in _largest_first(found.unjudged)),
+        *((f"feedback: {rating}", f"{count:,}") for rating, count in _largest_first(found.feedback)),
         ("stored", f"{found.stores:,}"),
         *((f"not stored: {reason}", f"{count:,}") for reason, count in _largest_first(found.refused_stores)),
         ("evicted / expired / purged", f"{found.evictions:,} / {found.expirations:,} / {found.purged:,}"),
@@ -157,7 +180,24 @@ def _print_stats(found: CacheStats) -> None:
         ("look-up p50 / p99", f"{found.lookup.p50_ms:.2f} / {found.lookup.p99_ms:.2f} ms"),
         ("embedding p50 / p99", f"{found.embedding.p50_ms:.2f} / {found.embedding.p99_ms:.2f} ms"),
     ]
+    if (shared := found.replication) is not None:
+        rows += _replication(shared)
     print_table([Column(""), Column("", "number")], rows)
+    for standing in found.promises:
+        print()
+        for line in in_words(standing):
+            print(line)
+
+
+def _replication(found: ReplicaStats) -> list[tuple[str, str]]:
+    troubles = {"dropped": found.dropped, "no room": found.refused, "unreadable": found.unreadable}
+    return [
+        ("shared through Redis", f"with {found.replicas - 1} others" if found.connected else "no: Redis is away"),
+        ("answers in Redis", f"{found.answers:,}, {found.bytes / 2**20:,.1f} MiB"),
+        ("waiting for Redis", f"{found.waiting:,}"),
+        ("published / taken / retracted", f"{found.published:,} / {found.taken:,} / {found.retractions:,}"),
+        *((f"not shared: {word}", f"{count:,}") for word, count in troubles.items() if count),
+    ]
 
 
 def _largest_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:

@@ -13,7 +13,8 @@ import uuid_utils
 
 from gateway.ledger.usage import Usage, UsageSource
 
-CacheState = Literal["miss", "exact", "semantic", "bypass"]
+# `audit` and `shadow`: a hit was found and not given; a backend answered, to be compared with it.
+CacheState = Literal["miss", "exact", "semantic", "audit", "shadow", "bypass"]
 Outcome = Literal[
     "success",  # the whole answer was delivered
     "error",  # the server or the connection failed

@@ -14,7 +14,9 @@ class StorageSettings(Strict):
     data_dir: Path = Field(Path("var"), description="Database, journal, models, sockets, first key.")
     database_url: str | None = Field(None, description="SQLAlchemy URL; default: SQLite in data_dir.")
     redis_url: str | None = Field(
-        None, pattern=r"^(redis|rediss|unix)://", description="Shares limits and budgets between gateway processes."
+        None,
+        pattern=r"^(redis|rediss|unix)://",
+        description="Shares limits, budgets and cached answers between processes.",
     )
     redis_timeout_ms: float = Field(50.0, gt=0, description="A slower Redis counts as away.")
 
@@ -35,7 +37,12 @@ class CacheSettings(Strict):
     hit_jitter_ms: float = Field(
         0.0, ge=0, le=60_000, description="A hit waits a random time up to this, so that its speed tells less."
     )
+    redis_max_bytes: int = Field(
+        256 * 1024 * 1024, ge=1 << 20, description="Of all answers in Redis, which the cache processes share there."
+    )
     threads: int = Field(1, ge=1)
+    judge_concurrency: int = Field(4, ge=1, description="Answers that models compare at a time, per gateway process.")
+    judge_per_minute: int = Field(120, ge=1, description="Likewise per minute; what is beyond is not compared.")
     embeddings_port: int | None = Field(None, ge=1, le=65535, description="Serve the embedder over HTTP, for backends.")
 
 

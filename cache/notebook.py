@@ -1,0 +1,151 @@
+"""What the cache remembers beside its answers: how its promises stand, and which request got which answer.
+
+One SQLite file beside that of the answers, readable by its owner only; it holds names and numbers, no text. Losing it
+loses what was learned, never an answer: promises begin anew, from the verifier that is shipped. Writes are gathered and
+made by `flush`, so a killed process loses what came since.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+_log = logging.getLogger(__name__)
+_SCHEMA_VERSION = 1
+_MOST_REQUESTS = 200_000
+_MOST_PROMISES = 64
+_MOST_UNWRITTEN = 50_000
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS requests (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, given BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS promises (
+    number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, meaning TEXT NOT NULL, dump BLOB NOT NULL
+);
+"""
+
+
+class Given(msgspec.Struct, frozen=True, array_like=True):
+    """Which answer a request of a team got, or gave to the cache.
+
+    `entry_id` names the answer. `decision` is the ticket of the promise under which a hit was given, 0 for none;
+    `rated`: somebody has said what they think of it.
+    """
+
+    team_id: str
+    entry_id: str
+    decision: int = 0
+    rated: bool = False
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Given).decode
+
+
+class Notebook:
+    """The file. Runs on one thread."""
+
+    def __init__(self, folder: Path | None, meaning: str) -> None:
+        """Open or create `folder/learned.db`, or memory where there is no folder.
+
+        Args:
+            meaning: what numbers learned here depend on (embedder, verifier); those of another meaning are dropped.
+
+        Raises:
+            OSError: the folder cannot be made or written.
+        """
+        self._path = None if folder is None else folder / "learned.db"
+        self._meaning = meaning
+        self._unwritten: dict[str, Given] = {}
+        self._failing = False
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._database = self._open()
+        except sqlite3.DatabaseError as error:
+            if self._path is None or error.sqlite_errorcode in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                raise OSError(f"{self._path} is in use by another program: {error}") from error
+            aside = self._path.with_name(f"learned.damaged-{time.time_ns()}.db")
+            _log.warning("%s is damaged (%s): moved to %s; every promise begins anew", self._path, error, aside)
+            self._path.rename(aside)
+            self._database = self._open()
+
+    def _open(self) -> sqlite3.Connection:
+        if self._path is not None:
+            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
+        database = sqlite3.connect(self._path or ":memory:", isolation_level=None, check_same_thread=False)
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("PRAGMA synchronous = OFF")
+            if database.execute("PRAGMA user_version").fetchone()[0] not in (0, _SCHEMA_VERSION):
+                database.executescript("DROP TABLE IF EXISTS requests; DROP TABLE IF EXISTS promises;")
+            database.executescript(_SCHEMA)
+            database.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+            forgotten = database.execute("DELETE FROM promises WHERE meaning <> ?", (self._meaning,)).rowcount
+        except sqlite3.DatabaseError:
+            database.close()
+            raise
+        if forgotten:
+            _log.warning("the embedder or the verifier is another one: every promise begins anew")
+        return database
+
+    def note(self, request_id: str, given: Given) -> None:
+        """Remember which answer a request got, in place of what was known of it."""
+        if len(self._unwritten) < _MOST_UNWRITTEN or request_id in self._unwritten:
+            self._unwritten[request_id] = given
+
+    def find(self, request_id: str) -> Given | None:
+        """Which answer a request got; None when that is not on record, or no more."""
+        given = self._unwritten.get(request_id)
+        if given is not None:
+            return given
+        row = self._database.execute("SELECT given FROM requests WHERE id = ?", (request_id,)).fetchone()
+        return None if row is None else _decode(row[0])
+
+    def promises(self) -> list[bytes]:
+        """Each promise as it was last kept by `flush`, the one that changed last at the end."""
+        return [bytes(row[0]) for row in self._database.execute("SELECT dump FROM promises ORDER BY number")]
+
+    def flush(self, promises: Mapping[str, bytes]) -> bool:
+        """Write what came since the last time, and the promises that changed, by name. Never raises.
+
+        Returns: False while the disk is full or broken. Which request got which answer stays in memory then, within
+        bounds; the promises are the caller's to give again.
+        """
+        rows = [(id, _encode(given)) for id, given in self._unwritten.items()]
+        if not rows and not promises:
+            return True
+        try:
+            self._database.execute("BEGIN")
+            self._database.executemany("INSERT OR REPLACE INTO requests (id, given) VALUES (?, ?)", rows)
+            self._database.execute(
+                f"DELETE FROM requests WHERE number <= (SELECT max(number) FROM requests) - {_MOST_REQUESTS}"
+            )
+            self._database.executemany(
+                "INSERT OR REPLACE INTO promises (name, meaning, dump) VALUES (?, ?, ?)",
+                [(name, self._meaning, dump) for name, dump in promises.items()],
+            )
+            self._database.execute(
+                f"DELETE FROM promises WHERE number NOT IN (SELECT number FROM promises ORDER BY number DESC LIMIT"
+                f" {_MOST_PROMISES})"
+            )
+            self._database.execute("COMMIT")
+        except sqlite3.Error as error:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            if not self._failing:
+                _log.warning("what the cache learns cannot be written to %s: %s", self._path, error)
+            self._failing = True
+            return False
+        if self._failing:
+            _log.warning("what the cache learns is written to %s again", self._path)
+        self._failing = False
+        self._unwritten.clear()
+        return True
+
+    def close(self) -> None:
+        self._database.close()
