@@ -287,10 +287,8 @@ class Service:
         ]
         if self._replica is None:
             return wire.PurgeReply(request.id, sum([await self._store.purge(purge) for purge in purges]))
-        done = await asyncio.gather(*(self._replica.purge(purge) for purge in purges))
-        unconfirmed = dict.fromkeys(who for one in done for who in one.unconfirmed)
-        confirmed = min((one.confirmed for one in done), default=1)
-        return wire.PurgeReply(request.id, sum(one.removed for one in done), confirmed, list(unconfirmed))
+        done = await self._replica.purge(*purges)
+        return wire.PurgeReply(request.id, done.removed, done.confirmed, done.unconfirmed)
 
     async def _embed(self, request: wire.EmbedRequest) -> wire.Reply:
         if self.batcher is None:

@@ -18,14 +18,13 @@ import msgspec
 from cache.entry import Entry
 from cache.key import VERSION
 from cache.replicas.link import Change, Hash, Joined, Link
-from cache.replicas.notes import MOST_KEPT, Notes
+from cache.replicas.notes import Notes
 from cache.replicas.records import (
     Question,
     Record,
     Retraction,
     Sealing,
     Unreadable,
-    dead,
     unpack_record,
     unpack_retraction,
 )
@@ -179,10 +178,9 @@ class Follower:
             for number, packed in await self._link.retractions(self._notes.known):
                 await self._retract(number, packed)
             self._notes.reach(record.epoch)
-        followed = self._notes.followed
-        if dead(record, followed):
+        if self._notes.dead(record):
             return False
-        if len(followed) < MOST_KEPT or record.epoch >= followed[0][0] - 1:  # else nobody knows whether it is dead
+        if not self._notes.unknowable(record):
             with silently():
                 self._keep(record, behind)
         return True

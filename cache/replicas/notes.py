@@ -14,7 +14,7 @@ import time
 import uuid
 from pathlib import Path
 
-from cache.replicas.records import Retraction, Unreadable, unpack_retraction
+from cache.replicas.records import Record, Retraction, Unreadable, unpack_retraction
 
 _log = logging.getLogger(__name__)
 _SCHEMA_VERSION = 1
@@ -61,6 +61,8 @@ class Notes:
         self._numbers: dict[str, int] = {}
         self._followed: list[tuple[int, Retraction]] = []  # by number
         self._waiting: dict[str, Retraction] = {}
+        self._answers: dict[str, int] = {}  # forgotten one by one: number by entry id
+        self._purges: list[tuple[int, Retraction]] = []  # by number
         for number, packed in self._database.execute("SELECT number, packed FROM retractions ORDER BY number, rowid"):
             try:
                 retraction = unpack_retraction(packed)
@@ -70,8 +72,7 @@ class Notes:
             if number is None:
                 self._waiting[retraction.id] = retraction
             else:
-                self._numbers[retraction.id] = number
-                self._followed.append((number, retraction))
+                self._note(number, retraction)
 
     def _open(self) -> sqlite3.Connection:
         if self._path is not None:
@@ -120,15 +121,12 @@ class Notes:
     def numbered(self, number: int, retraction: Retraction) -> None:
         """A retraction has been followed here and has its number."""
         self._waiting.pop(retraction.id, None)
-        if retraction.id not in self._numbers:
-            bisect.insort(self._followed, (number, retraction), key=lambda pair: pair[0])
-        self._numbers[retraction.id] = number
+        if retraction.id in self._numbers:
+            return
+        self._note(number, retraction)
         self._write(retraction, number)
-        if len(self._followed) > MOST_KEPT:
-            for _, old in self._followed[:-MOST_KEPT]:
-                del self._numbers[old.id]
-                self._database.execute("DELETE FROM retractions WHERE id = ?", (old.id,))
-            del self._followed[:-MOST_KEPT]
+        while len(self._followed) > MOST_KEPT:
+            self._drop_oldest()
 
     def reach(self, number: int) -> None:
         """Every retraction up to this one has been followed."""
@@ -143,6 +141,38 @@ class Notes:
     def close(self) -> None:
         self._database.close()
 
+    def dead(self, record: Record) -> bool:
+        """Whether a retraction with a higher number than the answer's epoch means it."""
+        if self._answers.get(record.entry.id, 0) > record.epoch:
+            return True
+        for number, retraction in reversed(self._purges):
+            if number <= record.epoch:
+                return False
+            if retraction.means(record):
+                return True
+        return False
+
+    def unknowable(self, record: Record) -> bool:
+        """Whether it is so old that a retraction which means it may have been dropped here."""
+        return len(self._followed) >= MOST_KEPT and record.epoch < self._followed[0][0] - 1
+
+    def _note(self, number: int, retraction: Retraction) -> None:
+        self._numbers[retraction.id] = number
+        bisect.insort(self._followed, (number, retraction), key=_number)
+        if retraction.kind == "purge":
+            bisect.insort(self._purges, (number, retraction), key=_number)
+        elif retraction.kind == "answer" and retraction.entry_id is not None:
+            self._answers[retraction.entry_id] = max(number, self._answers.get(retraction.entry_id, 0))
+
+    def _drop_oldest(self) -> None:
+        number, old = self._followed.pop(0)
+        del self._numbers[old.id]
+        if old.kind == "purge":
+            self._purges.pop(0)
+        elif old.entry_id is not None and self._answers.get(old.entry_id) == number:
+            del self._answers[old.entry_id]
+        self._database.execute("DELETE FROM retractions WHERE id = ?", (old.id,))
+
     def _write(self, retraction: Retraction, number: int | None) -> None:
         row = (retraction.id, number, retraction.packed())
         self._database.execute("INSERT OR REPLACE INTO retractions VALUES (?, ?, ?)", row)
@@ -154,3 +184,7 @@ class Notes:
     def _keep_fact(self, name: str, value: str) -> str:
         self._database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
         return value
+
+
+def _number(pair: tuple[int, Retraction]) -> int:
+    return pair[0]

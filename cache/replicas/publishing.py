@@ -25,7 +25,6 @@ from cache.replicas.records import (
     Retraction,
     Sealing,
     Unreadable,
-    dead,
     pack_entry,
     pack_question,
     unpack_record,
@@ -155,7 +154,9 @@ class Publisher:
     async def send_retractions(self) -> int:
         """Returns the number of the latest one, or 0."""
         number = 0
-        for one in self._notes.waiting:
+        waiting = self._notes.waiting
+        self._sent &= {one.id for one in waiting}
+        for one in waiting:
             if one.id in self._unready or one.id in self._sent:
                 continue
             given = (one.packed(), one.kind, one.entry_id or "", one.exact or "")
@@ -232,7 +233,7 @@ class Publisher:
         gone = []
         for id, fields in zip(ids, await self._link.answers(ids), strict=True):
             with suppress(Unreadable):
-                if fields and dead(unpack_record(id, fields, self._sealing), self._notes.followed):
+                if fields and self._notes.dead(unpack_record(id, fields, self._sealing)):
                     gone.append(id)
         if gone:
             await self._link.call("drop", *gone)

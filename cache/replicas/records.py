@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -186,17 +185,3 @@ def unpack_record(id: str, fields: dict[bytes, bytes], sealing: Sealing) -> Reco
     if entry.id != id or not questions or questions[0].exact != first:
         raise Unreadable("an answer in Redis is not what its name says")
     return Record(entry, questions, epoch, version)
-
-
-def dead(record: Record, retractions: Sequence[tuple[int, Retraction]]) -> bool:
-    """Whether a retraction with a higher number than the answer's epoch means it.
-
-    Args:
-        retractions: by number, ascending.
-    """
-    for number, retraction in reversed(retractions):
-        if number <= record.epoch:
-            return False
-        if retraction.means(record):
-            return True
-    return False

@@ -95,20 +95,24 @@ class Replica:
 
     # -- purging -----------------------------------------------------------------------------------------------------
 
-    async def purge(self, purge: Purge) -> Purged:
+    async def purge(self, *purges: Purge) -> Purged:
         """Forget here and everywhere; wait until every live process has confirmed it, within limits."""
-        retraction = Retraction.of_purge(purge)
-        self.listener.hold(retraction)  # on record first: should the process be killed now, it is followed later
+        if not purges:
+            return Purged(0)
+        retractions = [Retraction.of_purge(purge) for purge in purges]
+        for retraction in retractions:  # on record first: should the process be killed now, it is followed later
+            self.listener.hold(retraction)
         try:
             with silently():
-                removed = await self._store.purge(purge)
+                removed = sum([await self._store.purge(purge) for purge in purges])
         finally:
-            self.listener.release(retraction)
+            for retraction in retractions:
+                self.listener.release(retraction)
         deadline = time.monotonic() + CONFIRM_S
         while self.connected and time.monotonic() < deadline:
-            number = self._notes.number_of(retraction)
-            if number is not None:
-                return await self._confirmed(removed, number, deadline)
+            numbers = [self._notes.number_of(retraction) for retraction in retractions]
+            if all(numbers):
+                return await self._confirmed(removed, max(number or 0 for number in numbers), deadline)
             await self._moves(deadline)
         return Purged(removed, 1, ["every other process: Redis is away, they follow when it is back"])
 

@@ -55,6 +55,7 @@ _SILENCE_S: Final = 3.0
 _RETRY_S: Final = 1.0
 # Events are sent together: this much at once, because many calls share the connection and none may take long.
 _PIECES_BYTES: Final = 64 * 1024
+_LANDING_BYTES: Final = 1024 * 1024
 
 _encode = msgspec.msgpack.Encoder().encode
 Flown = Ticket[Landing]
@@ -340,7 +341,12 @@ def _end(token: str, ticket: Flown, count: int, landing: Landing | None) -> End:
     if isinstance(error, BadRequest):
         refusal = Refusal(error.message, error.status, error.type, error.code, error.param)
         return End(token, count, refusal=refusal)
-    return End(token, count, landing, ticket.shared)
+    shared = ticket.shared
+    entry = landing.found.entry if landing is not None and landing.found is not None else None
+    if landing is not None and entry is not None and len(entry.answer) > _LANDING_BYTES:
+        # Who follows the stream has it; the others ask for themselves.
+        landing, shared = msgspec.structs.replace(landing, found=None), False
+    return End(token, count, landing, shared)
 
 
 def _error(refusal: Refusal) -> BadRequest:

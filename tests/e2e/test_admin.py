@@ -47,7 +47,7 @@ def test_answers_of_a_team_are_forgotten(tierline_stack: Stack, admin: httpx.Cli
         assert ask(tierline_stack, key, question).headers["x-tierline-cache"] == "exact"
     assert admin.get("/cache").json()["stats"]["entries"] >= 2
     purged = admin.post("/cache/purge", json={"scope": "team:acme/purged"})
-    assert purged.json() == {"removed": 1}
+    assert purged.json() == {"removed": 1, "confirmed": 1, "unconfirmed": []}
     states = [ask(tierline_stack, key, question).headers["x-tierline-cache"] for key in keys]
     assert states == ["miss", "exact"]
     row = admin.get("/audit", params={"action": "cache.purge"}).json()["data"][0]
