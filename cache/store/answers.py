@@ -9,6 +9,7 @@ absolute. Beyond a bound the answers that are worth least go first (`tables`). M
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sqlite3
 import time
@@ -37,10 +38,10 @@ from cache.store.changes import (
     Vector,
 )
 from cache.store.cipher import sealer
-from cache.store.disk import Disk
+from cache.store.disk import Disk, is_damage
 from cache.store.found import Found, Kept, Listener, Size
 from cache.store.pending import Pending
-from cache.store.places import Places
+from cache.store.places import Places, finished
 from cache.store.reader import Known, Reader
 from cache.store.view import View
 from cache.store.writer import Writer
@@ -53,6 +54,7 @@ _SAME_COSINE = 1 - 1e-4
 _SHARE_OF_ONE_ANSWER = 8
 _USES_AT_ONCE = 200
 _SEARCHES = 3
+_LOOK_AGAIN_S = 0.2
 
 
 class Store:
@@ -164,7 +166,10 @@ class Store:
         try:
             index = await self._places.index(place)
         except sqlite3.Error as error:
-            _log.warning("a part of the cache file cannot be read: %s", error)
+            if is_damage(error):
+                self._writer.report_damage(error)
+            else:
+                _log.warning("a part of the cache file cannot be read: %s", error)
             return []
         self._settle()
         if not len(index):
@@ -373,8 +378,8 @@ class Store:
         self._pending.add(self._writer.submit(change, written))
         self._settle()
         while self._pending.bytes > self._most_pending_bytes:
-            oldest = self._pending.oldest_put()
-            if oldest is None or not self._writer.drop(oldest):
+            oldest = self._writer.drop_oldest()
+            if oldest is None:
                 return
             self._pending.remove(oldest)
             self.evictions += isinstance(oldest.change, PutAnswer)
@@ -383,13 +388,13 @@ class Store:
         written: Future[int] = Future()
         written.set_running_or_notify_cancel()  # who waits may leave; the change is made all the same
         self._submit(change, written)
-        waiting = asyncio.wrap_future(written)
-        while not waiting.done():
+        while not written.done():
             if self._writer.error is not None:
                 raise OSError(f"the cache file cannot be written now: {self._writer.error}")
-            await asyncio.wait([waiting], timeout=0.2)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(finished(written), _LOOK_AGAIN_S)
         self._settle()
-        return waiting.result()
+        return written.result()
 
     def _named(self, purge: Purge) -> int | None:
         """The one answer that a purge is about, 0 when there is none, None when it is about more."""

@@ -7,6 +7,7 @@ schema, another form of key, other encryption) is emptied. Each is told in one l
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import logging
@@ -114,8 +115,7 @@ class Disk:
             self._owner = None
 
     def _open(self) -> None:
-        if self.path is not None:
-            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
+        self._make_private()
         try:
             unusable = self._read_facts()
         except sqlite3.DatabaseError as error:
@@ -132,7 +132,7 @@ class Disk:
             raise RuntimeError("a new database in memory fits by construction")
         for suffix in ("", "-wal", "-shm"):
             Path(f"{self.path}{suffix}").unlink(missing_ok=True)
-        os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
+        self._make_private()
         try:
             unusable = self._read_facts()
         except sqlite3.Error as error:
@@ -140,6 +140,16 @@ class Disk:
         if unusable is not None:
             raise OSError(f"the cache file {self.path} {unusable}, though it is new")
         self.generation += 1
+
+    def _make_private(self) -> None:
+        """Make the file with the right mode, if there is none.
+
+        NOTE: one that is there must not be opened here: closing a descriptor of a file drops every lock that SQLite
+        holds on it in this process.
+        """
+        if self.path is not None:
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
 
     def _read_facts(self) -> str | None:
         """Make the tables where there are none and read what this object tells; or why the file cannot be used."""

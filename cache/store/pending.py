@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
 
 from cache.entry import Entry
@@ -28,7 +27,6 @@ class Pending:
     def __init__(self) -> None:
         self.bytes = 0
         self._count = 0
-        self._puts: OrderedDict[int, Submitted] = OrderedDict()  # by question id, oldest first
         self._questions: dict[int, Question] = {}
         self._answers: dict[int, PutAnswer] = {}
         self._of_answer: dict[int, list[int]] = {}
@@ -46,9 +44,9 @@ class Pending:
         match change:
             case PutAnswer(question):
                 self._answers[question.answer_id] = change
-                self._add_question(question, submitted)
+                self._add_question(question)
             case AddQuestion(question):
-                self._add_question(question, submitted)
+                self._add_question(question)
             case SetVector(question_id):
                 self._vectors[question_id] = change
             case ForgetAnswer(answer_id):
@@ -93,10 +91,6 @@ class Pending:
     def questions(self) -> int:
         return len(self._questions)
 
-    def oldest_put(self) -> Submitted | None:
-        """The question that has waited longest."""
-        return next(iter(self._puts.values()), None)
-
     def question(self, id: int) -> Question | None:
         return self._questions.get(id)
 
@@ -138,8 +132,7 @@ class Pending:
             return True
         return any(_matches(purge, answer_id, scope, entry) for purge in self._purges)
 
-    def _add_question(self, question: Question, submitted: Submitted) -> None:
-        self._puts[question.id] = submitted
+    def _add_question(self, question: Question) -> None:
         self._questions[question.id] = question
         self._of_answer.setdefault(question.answer_id, []).append(question.id)
         self._exact[question.exact] = question.id
@@ -150,7 +143,7 @@ class Pending:
         self._in_place.setdefault(question.place, set()).add(question.id)
 
     def _remove_question(self, question: Question) -> None:
-        del self._puts[question.id], self._questions[question.id]
+        del self._questions[question.id]
         siblings = self._of_answer[question.answer_id]
         siblings.remove(question.id)
         if not siblings:

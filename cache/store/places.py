@@ -13,6 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +36,14 @@ class _Load:
 
     index: Future[VectorIndex]
     since: list[tuple[int, Vector | None]] = field(default_factory=list)
+
+
+async def finished(future: Future[Any]) -> None:
+    """Wait until a future of another thread has ended, well or not. Whoever waits may leave."""
+    waiting = asyncio.wrap_future(future)
+    # Nobody may be there any more to look at a failure.
+    waiting.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
+    await asyncio.wait([waiting])
 
 
 class Places:
@@ -82,7 +91,7 @@ class Places:
         if index is None:
             self.prepare(place)
             load = self._loading[place]
-            await asyncio.wait([asyncio.wrap_future(load.index)])
+            await finished(load.index)
             self.settle()
             index = self._loaded.get(place)
             if index is None:  # empty, or void by now

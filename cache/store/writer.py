@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 
-from cache.store.changes import Batch, Change, Expire, PurgeAnswers, Submitted
+from cache.store.changes import AddQuestion, Batch, Change, Expire, PurgeAnswers, PutAnswer, Submitted
 from cache.store.cipher import Sealer
 from cache.store.disk import Disk, is_damage
 from cache.store.tables import Tables, Totals
@@ -75,14 +75,14 @@ class Writer:
                 self._changed.notify()
         return submitted
 
-    def drop(self, submitted: Submitted) -> bool:
-        """Take a change back that is not being written yet; False when it is too late."""
+    def drop_oldest(self) -> Submitted | None:
+        """Take back what was put first of all that waits; None when nothing does, or it is being written."""
         with self._changed:
-            try:
-                self._waiting.remove(submitted)
-            except ValueError:
-                return False
-            return True
+            for position, submitted in enumerate(self._waiting):
+                if isinstance(submitted.change, PutAnswer | AddQuestion):
+                    del self._waiting[position]
+                    return submitted
+            return None
 
     def report_damage(self, error: Exception) -> None:
         """Somebody who read the file found it broken: replace it."""
