@@ -16,6 +16,7 @@ import os
 import struct
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
@@ -53,6 +54,7 @@ _ASK_AGAIN_S: Final = 1.0
 # A follower that was not heard of for so long is gone; so is a leader.
 _SILENCE_S: Final = 3.0
 _RETRY_S: Final = 1.0
+_STOP_S: Final = 1.0
 # Events are sent together: this much at once, because many calls share the connection and none may take long.
 _PIECES_BYTES: Final = 64 * 1024
 _LANDING_BYTES: Final = 1024 * 1024
@@ -94,7 +96,8 @@ class SharedFlights:
         self._subscriber = subscriber(self.process, self.heard)
         self._listens = self._subscriber.listening.is_set
         self._leases: dict[str, Lease] = {}  # by token; those that have just landed too
-        self._inboxes: dict[str, asyncio.Queue[Message]] = {}  # of flights elsewhere, by token
+        # Of flights elsewhere, by token: more than one while a flight here takes the place of an earlier one.
+        self._inboxes: defaultdict[str, list[asyncio.Queue[Message]]] = defaultdict(list)
         self._tasks: set[asyncio.Task[None]] = set()
         self._keeper: asyncio.Task[None] | None = None
 
@@ -110,6 +113,8 @@ class SharedFlights:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._tasks:  # what these had to say at their end
+            await asyncio.wait(self._tasks, timeout=_STOP_S)
         await self._subscriber.stop()
         await self._channel.aclose()
 
@@ -118,8 +123,9 @@ class SharedFlights:
         message = unpack(data)
         if isinstance(message, (Follow, Unfollow)):
             self._followed(message)
-        elif (inbox := self._inboxes.get(message.token)) is not None:
-            inbox.put_nowait(message)
+        else:
+            for inbox in self._inboxes.get(message.token, ()):
+                inbox.put_nowait(message)
 
     # -- flying for everybody ----------------------------------------------------------------------------------------
 
@@ -218,10 +224,12 @@ class SharedFlights:
             task.cancel()
 
     async def _follow(self, id: str, elsewhere: Elsewhere, ticket: Flown) -> None:
-        inbox = self._inboxes[elsewhere.token] = asyncio.Queue()
+        inbox: asyncio.Queue[Message] = asyncio.Queue()
+        inboxes = self._inboxes[elsewhere.token]
+        inboxes.append(inbox)
         parts: list[bytes] = []
         heard_at = time.monotonic()
-        again = False
+        again = True  # from the first event on, whatever this process was sent before
         try:
             while True:
                 asked_at = time.monotonic()
@@ -247,8 +255,10 @@ class SharedFlights:
                 if silent_s > _SILENCE_S and await self._holder(id) != f"{elsewhere.process} {elsewhere.token}":
                     return
         finally:
-            del self._inboxes[elsewhere.token]
-            self._in_background(self._say_nothing_more(elsewhere))
+            inboxes.remove(inbox)
+            if not inboxes:
+                self._inboxes.pop(elsewhere.token, None)
+                self._in_background(self._say_nothing_more(elsewhere))
 
     def _take_in(self, message: Message, parts: list[bytes], ticket: Flown) -> bool:
         """Pass on what came. False: something before it is missing."""
