@@ -19,13 +19,11 @@ from cache.words.text import words
 
 FEATURES = (
     "cosine",  # of the question that speaks for the answer
-    "log_distance",  # of the same: ln(1 - cosine), where near means very near
     "margin",  # that cosine less the best one of any other answer
     "behind",  # how far it lies behind the nearest neighbour, to which a guard may have objected
     "share",  # of the neighbours' weight, what votes for this answer
     "votes",  # neighbours that vote for it: ln(1 + number)
     "second",  # cosine of the group's second question, less that of the nearest; the largest gap if there is none
-    "neighbours",  # found at all: ln(1 + number)
     "same_content",  # content words equal, asked in the same form
     "replaced",  # each side has content words that the other lacks
     "overlap",  # content words of both / of either
@@ -40,7 +38,6 @@ FEATURES = (
     "core_missing",  # content words that all questions of the group have (two or more) and the asked one lacks
 )
 _LARGEST_GAP = 0.3
-_SMALLEST_DISTANCE = 0.005
 _MOST_WORDS = 4
 
 
@@ -57,7 +54,6 @@ def extract(asked: str, question: str, cosine: float, group: Group, rivals: Sequ
     best = group.questions[0][1]
     rival = max((other.questions[0][1] for other in rivals), default=cosine - _LARGEST_GAP)
     second = group.questions[1][1] if len(group.questions) > 1 else best - _LARGEST_GAP
-    found = len(group.questions) + sum(len(other.questions) for other in rivals)
     one, other = guards.features(asked), guards.features(question)
     mine, its = set(one.content), set(other.content)
     spoken, cached = len(words(asked)), len(words(question))
@@ -68,13 +64,11 @@ def extract(asked: str, question: str, cosine: float, group: Group, rivals: Sequ
     content = guards.compare_content(asked, question)
     return (
         cosine,
-        math.log(max(1.0 - cosine, _SMALLEST_DISTANCE)),
         _clipped(cosine - rival),
         _clipped(max(best, rival) - cosine),
         group.share,
         math.log1p(len(group.questions)),
         _clipped(best - second),
-        math.log1p(found),
         float(content == "same"),
         float(content == "replaced"),
         len(mine & its) / max(1, len(mine | its)),

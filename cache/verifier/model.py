@@ -14,6 +14,8 @@ import msgspec
 
 from cache.verifier.features import FEATURES
 
+# Spreads from the mean: what lies farther out was hardly ever seen, and a straight line knows nothing of it.
+_EDGE = 5.0
 PRIOR_FILE = Path(__file__).with_name("prior.json")
 
 
@@ -22,7 +24,7 @@ class UnusableVerifier(ValueError):
 
 
 class Verifier(msgspec.Struct, frozen=True):
-    """`logit(x) = offset + slope * (intercept + sum over i of coefficients[i] * (x[i] - means[i]) / scales[i])`.
+    """`logit = offset + slope * (intercept + sum of coefficients[i] * z[i])`, `z[i] = (x[i] - means[i]) / scales[i]`.
 
     Attributes:
         features: names, in the order of `features.FEATURES`.
@@ -40,8 +42,11 @@ class Verifier(msgspec.Struct, frozen=True):
     offset: float = 0.0
 
     def standardised(self, features: tuple[float, ...]) -> list[float]:
-        """Features in units of their spread over the training data."""
-        return [(x - mean) / scale for x, mean, scale in zip(features, self.means, self.scales, strict=True)]
+        """Features in units of their spread over the training data; what lies far outside counts as its edge."""
+        return [
+            min(max((x - mean) / scale, -_EDGE), _EDGE)
+            for x, mean, scale in zip(features, self.means, self.scales, strict=True)
+        ]
 
     def logit(self, features: tuple[float, ...]) -> float:
         """Log-odds that the candidate's answer is right."""

@@ -1,8 +1,8 @@
 """`python -m cache.verifier.train --data FOLDER`: fit the verifier on public questions and write `prior.json`.
 
 Each stream is played through a cache that keeps every question under its true answer; each candidate on the way, and
-whether its answer was right, is one example. Streams are played whole and thinned out, because a young cache, or one
-whose answers have few questions, shows other neighbours than a full one. Every data set counts the same.
+whether its answer was right, is one example. Streams are played whole, thinned out and in small pieces, because a young
+cache, or one whose answers have few questions, shows other neighbours than a full one. Every data set counts the same.
 
 With `--leave-one-out` nothing is written: each data set is judged by a verifier that was fitted on the others. Takes
 some minutes and the extra `[train]`.
@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -28,10 +30,12 @@ from cache.verifier.model import PRIOR_FILE, Verifier
 from cache.verifier.neighbours import NEIGHBOURS, Neighbour, candidate
 from cache.words.asking import asked_form
 
-VERSION = "1"
+VERSION = "2"
 # Questions per answer in the thinned streams.
 _THINNED = (3, 12, 40)
 _MOST_QUESTIONS = 32
+# Small caches: how many, of how many questions on how many subjects.
+_YOUNG, _YOUNG_QUESTIONS, _YOUNG_SUBJECTS = 150, 40, 12
 _INVERSE_PENALTY = 1.0
 _TARGETS = (0.005, 0.01, 0.02)
 
@@ -75,7 +79,20 @@ def examples_of(stream: list[Asked], vectors: dict[str, Vector]) -> Examples:
     """The examples of a data set: its stream whole, and thinned out."""
     played = [play(thinned(stream, len(stream), 0), vectors)]
     played += [play(thinned(stream, most, seed), vectors) for seed, most in enumerate(_THINNED, 1)]
+    played += [play(part, vectors) for part in young(stream)]
     return Examples(*(np.concatenate([getattr(part, name) for part in played]) for name in Examples.__struct_fields__))
+
+
+def young(stream: list[Asked]) -> Iterator[list[Asked]]:
+    """Streams of few questions on few subjects: most caches are small, and then there are few neighbours."""
+    lot = random.Random(0)
+    of_answer: dict[str, list[Asked]] = defaultdict(list)
+    for asked in stream:
+        of_answer[asked.answer_id].append(asked)
+    subjects = sorted(of_answer)
+    for _ in range(_YOUNG):
+        some = [asked for subject in lot.sample(subjects, _YOUNG_SUBJECTS) for asked in of_answer[subject]]
+        yield lot.sample(some, min(len(some), _YOUNG_QUESTIONS))
 
 
 def train(sets: list[Examples]) -> Verifier:
