@@ -64,6 +64,8 @@ class Answering:
                 return self._give(request, found, "exact", 1.0)
         if request.mode == "exact":
             return LookupReply(request.id, "miss", reason="no_entry")
+        for key in (request.key, *request.larger):
+            self._store.prepare(key)  # what is not in memory is read while the question is embedded
         if request.rule is None:
             return await self._by_threshold(request)
         return await self._by_promise(request, request.rule)

@@ -81,6 +81,11 @@ def engine_spec(settings: Settings, name: str, model: Path) -> ProcessSpec:
 def cache_spec(settings: Settings) -> ProcessSpec:
     cache = settings.cache
     check_sockets(settings)
+    if cache.encryption_key_env is not None and not os.environ.get(cache.encryption_key_env):
+        raise CannotStart(
+            f"cache.encryption_key_env names {cache.encryption_key_env}, which is not set: "
+            "give it base64 of 32 random bytes (openssl rand -base64 32)."
+        )
     path = settings.run_path("cache.sock")
     options: dict[str, object] = {
         "--socket": path,
@@ -89,6 +94,8 @@ def cache_spec(settings: Settings) -> ProcessSpec:
         "--embedders-dir": settings.storage.data_dir / "embedders",
         "--max-entries": cache.max_entries,
         "--max-bytes": cache.max_bytes,
+        "--max-disk-bytes": cache.max_disk_bytes,
+        "--encryption-key-env": cache.encryption_key_env,
         "--max-batch-size": cache.max_batch_size,
         "--max-wait-ms": cache.max_wait_ms,
         "--threads": cache.threads,

@@ -162,9 +162,14 @@ def _print_stats(found: CacheStats) -> None:
     rows = [
         ("state", found.state),
         ("embedder", found.embedder),
-        ("entries", f"{found.entries:,} of {found.max_entries:,}"),
-        ("size", f"{found.bytes / 2**20:,.1f} of {found.max_bytes / 2**20:,.0f} MiB"),
-        ("indexes / vectors", f"{found.indexes:,} / {found.vectors:,}"),
+        ("answers", f"{found.entries:,} of {found.max_entries:,}, to {found.questions:,} questions"),
+        ("memory", _of_mib(found.bytes, found.max_bytes)),
+        ("disk", _of_mib(found.disk_bytes, found.max_disk_bytes) if found.max_disk_bytes else "-"),
+        *((("disk does not work", found.storage_error),) if found.storage_error else ()),
+        *((("not on disk yet", f"{found.unwritten:,}"),) if found.unwritten else ()),
+        *((("unreadable", f"{found.unreadable:,}"),) if found.unreadable else ()),
+        ("indexes / vectors in memory", f"{found.indexes:,} / {found.vectors:,}"),
+        *((("vectors to be made", f"{found.waiting_vectors:,}"),) if found.waiting_vectors else ()),
         ("look-ups", f"{found.lookups:,}"),
         ("hits: exact / semantic", f"{found.exact_hits:,} / {found.semantic_hits:,}"),
         ("hit rate", f"{found.hit_rate:.1%}" if found.lookups else "-"),
@@ -198,6 +203,10 @@ def _replication(found: ReplicaStats) -> list[tuple[str, str]]:
         ("published / taken / retracted", f"{found.published:,} / {found.taken:,} / {found.retractions:,}"),
         *((f"not shared: {word}", f"{count:,}") for word, count in troubles.items() if count),
     ]
+
+
+def _of_mib(size: int, bound: int) -> str:
+    return f"{size / 2**20:,.1f} of {bound / 2**20:,.0f} MiB"
 
 
 def _largest_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:

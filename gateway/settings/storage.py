@@ -29,10 +29,14 @@ class CacheSettings(Strict):
     )
     similarity_threshold: float = Field(0.95, gt=0, le=1)
     ttl_seconds: float = Field(86_400, gt=0)
-    max_entries: int = Field(100_000, ge=1)
-    max_bytes: int = Field(512 * 1024 * 1024, ge=1 << 20)
+    max_entries: int = Field(1_000_000, ge=1, description="Those worth least go first.")
+    max_bytes: int = Field(512 * 1024 * 1024, ge=1 << 20, description="Of memory, most of it for vectors in use.")
+    max_disk_bytes: int = Field(4 * 1024**3, ge=1 << 20, description="Of the file of answers, its journal left out.")
+    encryption_key_env: str | None = Field(
+        None, min_length=1, description="Environment variable with the keys that answers and questions are kept under."
+    )
     max_batch_size: int = Field(8, ge=1)
-    max_wait_ms: float = Field(2.0, ge=0)
+    max_wait_ms: float = Field(0.0, ge=0)
     lookup_timeout_ms: float = Field(250.0, gt=0, description="A slower look-up counts as a miss.")
     hit_jitter_ms: float = Field(
         0.0, ge=0, le=60_000, description="A hit waits a random time up to this, so that its speed tells less."
