@@ -11,13 +11,10 @@ import contextlib
 import logging
 import os
 import socket
-import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -35,13 +32,13 @@ from cache.stats import CacheStats, Recorder, latency
 from cache.store.answers import Store
 from cache.store.changes import Purge
 from cache.store.cipher import InvalidKeys, parse_keys, sealer
+from cache.threads import in_daemon_thread
 from edge.limits import Limits
 from edge.server import Server
 
 if TYPE_CHECKING:
     from cache.replicas.replica import Replica
 
-_Result = TypeVar("_Result")
 _log = logging.getLogger(__name__)
 _EXPIRE_EVERY_S = 30.0
 # What was learned is on disk after so long: the most that a killed process loses of it.
@@ -169,7 +166,7 @@ class Service:
     async def _warm_up(self) -> None:
         """Load the model off the event loop, then make the vectors that are missing."""
         try:
-            self.embedder = await _in_daemon_thread(
+            self.embedder = await in_daemon_thread(
                 lambda: Embedder(
                     self._config.embedder,
                     backend=self._config.embedder_backend,
@@ -253,7 +250,7 @@ class Service:
                 started = time.perf_counter()
                 reply = await self._answering.look_up(request)
                 self._recorder.lookup_ms.append((time.perf_counter() - started) * 1000)
-                self._count(reply)
+                self._recorder.looked_up(reply.outcome, reply.reason, reply.entry)
                 return reply
             case wire.StoreRequest():
                 return await self._answering.keep(request)
@@ -300,22 +297,6 @@ class Service:
         except Overloaded:
             return wire.FailureReply(request.id, "overloaded", "Too many texts wait for the embedder.")
         return wire.EmbedReply(request.id, [vector.tolist() for vector in vectors])
-
-    def _count(self, reply: wire.LookupReply) -> None:
-        self._recorder.lookups += 1
-        if reply.outcome == "audit":
-            self._recorder.audits += 1
-        elif reply.outcome == "shadow":
-            self._recorder.shadow_hits += 1
-        elif reply.entry is None:
-            self._recorder.misses[reply.reason or "no_entry"] += 1
-        if reply.entry is None:
-            return
-        self._recorder.saved_nanousd += reply.entry.cost_nanousd
-        if reply.outcome == "exact":
-            self._recorder.exact_hits += 1
-        else:
-            self._recorder.semantic_hits += 1
 
     def _hello(self) -> wire.Hello:
         scripts = sorted(self.embedder.scripts) if self.embedder else []
@@ -379,29 +360,6 @@ def _keys(variable: str | None) -> list[bytes]:
         return parse_keys(os.environ.get(variable, ""))
     except InvalidKeys as error:
         raise InvalidKeys(f"cache.encryption_key_env: {variable} holds no key: {error}") from None
-
-
-async def _in_daemon_thread(work: Callable[[], _Result]) -> _Result:
-    """Run slow work beside the event loop. Unlike the loop's own threads, it never holds up the end of the process."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[_Result] = loop.create_future()
-
-    def finish(settle: Callable[[], None]) -> None:
-        if not future.done():
-            settle()
-
-    def run() -> None:
-        try:
-            result = work()
-        except Exception as error:  # handed to whoever awaits
-            settle = partial(future.set_exception, error)
-        else:
-            settle = partial(future.set_result, result)
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile: nobody waits
-            loop.call_soon_threadsafe(finish, settle)
-
-    threading.Thread(target=run, daemon=True).start()
-    return await future
 
 
 def _remove_stale(path: Path) -> None:

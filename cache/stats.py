@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from cache.entry import Entry
 from cache.promise.rule import Standing
 from cache.replicas.standing import ReplicaStats
 
@@ -99,6 +100,22 @@ class Recorder:
     feedback: Counter[str] = field(default_factory=Counter)
     aliases_made: int = 0
     lookup_ms: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+
+    def looked_up(self, outcome: str, reason: str | None, entry: Entry | None) -> None:
+        """Count a look-up. A hit that was found and not given is neither a hit nor a miss here."""
+        self.lookups += 1
+        if entry is not None:
+            self.saved_nanousd += entry.cost_nanousd
+        if outcome == "exact":
+            self.exact_hits += 1
+        elif outcome == "semantic":
+            self.semantic_hits += 1
+        elif outcome == "audit":
+            self.audits += 1
+        elif outcome == "shadow":
+            self.shadow_hits += 1
+        else:
+            self.misses[reason or "no_entry"] += 1
 
 
 def latency(observations_ms: deque[float]) -> Latency:
