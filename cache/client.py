@@ -258,13 +258,19 @@ class CacheClient:
         reply = await self._ask(request, wire.PurgeReply, _PATIENT_S)
         return Purged(reply.removed, reply.confirmed, reply.unconfirmed)
 
-    async def embed(self, texts: list[str]) -> list[list[float]]:
+    async def embed(self, texts: list[str], *, as_questions: bool = False) -> list[list[float]]:
         """Unit vectors of the texts, by the cache's embedder.
+
+        Args:
+            as_questions: those by which a look-up of these questions searches: it, or the vector's other user, whoever
+                comes second, finds them embedded. They wait no longer than a look-up.
 
         Raises:
             CacheUnavailable: the process cannot answer now, or a text is refused (`too_long`, `script_not_covered`).
         """
-        return (await self._ask(wire.EmbedRequest(self._next_id(), texts), wire.EmbedReply, _PATIENT_S)).vectors
+        request = wire.EmbedRequest(self._next_id(), texts, as_questions)
+        patience_s = self._timeout_s if as_questions else _PATIENT_S
+        return (await self._ask(request, wire.EmbedReply, patience_s)).vectors
 
     def _next_id(self) -> int:
         self._last_id += 1

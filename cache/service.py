@@ -33,6 +33,7 @@ from cache.store.answers import Store
 from cache.store.changes import Purge
 from cache.store.cipher import InvalidKeys, parse_keys, sealer
 from cache.threads import in_daemon_thread
+from cache.words.asking import asked_form
 from edge.limits import Limits
 from edge.server import Server
 
@@ -57,7 +58,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     max_disk_bytes: int = 4 * 1024**3
     encryption_key_env: str | None = None  # None: kept as it is
     max_batch_size: int = 8
-    max_wait_ms: float = 2.0
+    max_wait_ms: float = 0.0
     threads: int = 1
     data_dir: Path | None = None
     embeddings_host: str = "127.0.0.1"
@@ -291,7 +292,9 @@ class Service:
         if self.batcher is None:
             return wire.FailureReply(request.id, self._state, self._error or "The embedder is being loaded.")
         try:
-            vectors = await asyncio.gather(*(self.batcher.embed(text, behind=True) for text in request.texts))
+            texts = [asked_form(text) for text in request.texts] if request.as_questions else request.texts
+            waiting = (self.batcher.embed(text, behind=not request.as_questions) for text in texts)
+            vectors = await asyncio.gather(*waiting)
         except Refused as refusal:
             return wire.FailureReply(request.id, refusal.reason, str(refusal))
         except Overloaded:

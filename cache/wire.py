@@ -128,7 +128,11 @@ class PurgeRequest(Message):
 
 
 class EmbedRequest(Message):
+    """`as_questions`: the very vectors by which a look-up of these questions searches, before other texts. The look-up
+    that follows need not embed again."""
+
     texts: list[str]
+    as_questions: bool = False
 
 
 class Hello(Message):
