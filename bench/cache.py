@@ -217,7 +217,7 @@ async def measure_process(socket: Path, runs: int, requests: int) -> list[Row]:
 
 def _key(text: str) -> CacheKey:
     payload = {"model": "auto", "messages": [{"role": "user", "content": text}]}
-    return build_key(payload, scope="team:bench", model_group="auto", embedder="bench")
+    return build_key(payload, scope="team:bench", model_group="auto")
 
 
 async def _timed(client: CacheClient, key: CacheKey) -> float:

@@ -86,7 +86,7 @@ class CacheClient:
 
     Attributes:
         connected: whether the process answers now.
-        fingerprint: of its embedder, once it was connected; part of every `CacheKey`. Kept while disconnected.
+        fingerprint: of its embedder, once it was connected. Kept while disconnected.
         state: `warming`, `ready` or `failed`, as the process said last; None before it was ever connected.
         scripts: scripts that its embedder covers; Latin until it has said so.
     """

@@ -1,6 +1,6 @@
 """What must be equal before an answer may be given again: partition, context, exact digest.
 
-    partition  who may share the answer: tenant scope, the client's salt, model group, embedder, epoch
+    partition  who may share the answer: tenant scope, the client's salt, model group, epoch
     context    everything the model sees or obeys except the words of the last user turn
     exact      partition, context and those words
 
@@ -21,7 +21,7 @@ import msgspec
 from cache.words.text import main_script, normal_form, one_spelling
 
 # Changes whenever the same request would get another digest: old entries then simply never match.
-VERSION = "tierline-cache-key-3"
+VERSION = "tierline-cache-key-4"
 
 # Fields that are in the partition, or that change how an answer travels or is accounted for, never what it says.
 _NOT_IN_CONTEXT = frozenset(
@@ -72,7 +72,6 @@ def build_key(
     *,
     scope: str,
     model_group: str,
-    embedder: str,
     epoch: int = 0,
     defaults: Mapping[str, object] | None = None,
 ) -> CacheKey:
@@ -82,7 +81,6 @@ def build_key(
         payload: the decoded JSON body of `POST /v1/chat/completions`.
         scope: the tenant that may share answers, such as `team:UUID`. Never empty.
         model_group: the model, or the group of models whose answers are interchangeable for this request.
-        embedder: fingerprint of the embedding model; another embedder never sees these entries.
         epoch: raising it invalidates every older entry at once.
         defaults: what the model that answers takes where a request names no value, as far as that is known: naming
             it and leaving it out are the same request then. The limit of tokens goes by `max_completion_tokens`.
@@ -98,9 +96,7 @@ def build_key(
     texts, earlier_and_shape = _split_last_user_text(messages)
     written = _one_writing(texts)
     salt = payload.get("cache_salt")
-    partition = _digest(
-        "partition", scope, model_group, embedder, str(epoch), *([] if salt is None else [_canonical(salt)])
-    )
+    partition = _digest("partition", scope, model_group, str(epoch), *([] if salt is None else [_canonical(salt)]))
     fields = _canonical_fields(payload, defaults or {})
     context = _digest("context", _canonical(earlier_and_shape), _canonical(fields), main_script("\n".join(written)))
     return CacheKey(

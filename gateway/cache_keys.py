@@ -18,22 +18,18 @@ if TYPE_CHECKING:
     from gateway.services import Services
 
 
-def own_key(services: Services, life: Life, embedder: str) -> CacheKey:
-    """The key under which the answer of the chosen model is looked for and kept.
-
-    Args:
-        embedder: fingerprint of the cache's embedder.
-    """
-    return _key(services, life, life.candidates[0].model, embedder)
+def own_key(services: Services, life: Life) -> CacheKey:
+    """The key under which the answer of the chosen model is looked for and kept."""
+    return _key(services, life, life.candidates[0].model)
 
 
-def larger_keys(services: Services, life: Life, embedder: str) -> list[CacheKey]:
+def larger_keys(services: Services, life: Life) -> list[CacheKey]:
     """The keys under which models of larger tiers keep theirs, the next larger tier first; none unless shared."""
     decision, own = life.decision, life.candidates[0]
     assert decision is not None
     if not decision.cache.share_tiers or decision.model is not None or decision.rule == "pinned":
         return []
-    return [_key(services, life, model, embedder) for model in _larger_models(services, life, own.model, own.tier)]
+    return [_key(services, life, model) for model in _larger_models(services, life, own.model, own.tier)]
 
 
 def scope(life: Life) -> str:
@@ -46,13 +42,12 @@ def scope(life: Life) -> str:
     return f"{share}:{owner}"
 
 
-def _key(services: Services, life: Life, model: str, embedder: str) -> CacheKey:
+def _key(services: Services, life: Life, model: str) -> CacheKey:
     assert life.asked is not None
     return build_key(
         life.asked.payload,
         scope=scope(life),
         model_group=model,
-        embedder=embedder,
         defaults=services.model_defaults[model],
     )
 

@@ -107,7 +107,7 @@ class Turn:
             allow=policy.allow,
         )
         life.cache_reason = allowed.reason
-        if allowed.mode == "off" or cache.fingerprint is None:
+        if allowed.mode == "off" or cache.state is None:
             life.cache_reason = allowed.reason or "unavailable"
             return
         self.mode = allowed.mode
@@ -118,8 +118,8 @@ class Turn:
             life.cache_reason = directives.forbids_reading
         else:
             life.cache = "miss"
-        self.key = own_key(services, life, cache.fingerprint)
-        self.larger = larger_keys(services, life, cache.fingerprint)
+        self.key = own_key(services, life)
+        self.larger = larger_keys(services, life)
 
     async def look_up(self) -> Lookup | Following[Landing] | None:
         """An answer to give, or a stream that another request gets, or None: go to a backend.

@@ -84,7 +84,7 @@ def ask(text: str, **fields: Any) -> dict[str, Any]:
 @pytest.fixture
 def make_key(scope: str) -> MakeKey:
     def make(text: str, *, scope: str = scope, model_group: str = "auto", epoch: int = 0, **fields: Any) -> CacheKey:
-        return build_key(ask(text, **fields), scope=scope, model_group=model_group, embedder="e" * 64, epoch=epoch)
+        return build_key(ask(text, **fields), scope=scope, model_group=model_group, epoch=epoch)
 
     return make
 

@@ -38,7 +38,7 @@ REQUEST: dict[str, Any] = {
 
 
 def key(payload: dict[str, Any] = REQUEST, **changes: Any) -> CacheKey:
-    given: dict[str, Any] = {"scope": "team:1", "model_group": "auto", "embedder": "abc", "epoch": 0, **changes}
+    given: dict[str, Any] = {"scope": "team:1", "model_group": "auto", "epoch": 0, **changes}
     return build_key(payload, **given)
 
 
@@ -57,7 +57,7 @@ def changed(*path: Any, to: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "change",
-    [{"scope": "team:2"}, {"model_group": "large"}, {"embedder": "abd"}, {"epoch": 1}],
+    [{"scope": "team:2"}, {"model_group": "large"}, {"epoch": 1}],
     ids=lambda c: next(iter(c)),
 )
 def test_every_component_of_the_partition_counts(change: dict[str, Any]) -> None:
@@ -235,25 +235,22 @@ def test_digests_are_the_same_everywhere() -> None:
         {"model": "auto", "messages": [{"role": "user", "content": "Hi"}]},
         scope="team:1",
         model_group="auto",
-        embedder="e",
     )
     assert (made.partition[:16], made.context[:16], made.exact[:16]) == (
-        "ff4308b59b46175b",
-        "e53c0fb05c920189",
-        "22df3cfa781c0a52",
+        "dc28ccb632a3d1ad",
+        "f9e03612ce79351b",
+        "5b2320031e6ccd37",
     )
 
 
 scopes = st.text(min_size=1, max_size=20)
 
 
-@given(
-    first=scopes, second=scopes, text=st.text(max_size=50), group=st.text(max_size=10), embedder=st.text(max_size=10)
-)
-def test_two_tenants_never_share_a_partition(first: str, second: str, text: str, group: str, embedder: str) -> None:
+@given(first=scopes, second=scopes, text=st.text(max_size=50), group=st.text(max_size=10))
+def test_two_tenants_never_share_a_partition(first: str, second: str, text: str, group: str) -> None:
     payload = {"messages": [{"role": "user", "content": text}]}
-    one = build_key(payload, scope=first, model_group=group, embedder=embedder)
-    other = build_key(payload, scope=second, model_group=group, embedder=embedder)
+    one = build_key(payload, scope=first, model_group=group)
+    other = build_key(payload, scope=second, model_group=group)
     assert (one.partition == other.partition) == (first == second)
     assert (one.exact == other.exact) == (first == second)
 
@@ -264,8 +261,8 @@ def test_components_do_not_run_together(parts: tuple[str, str], cut: int) -> Non
     joined = "".join(parts)
     cut = 1 + cut % len(joined)
     payload = {"messages": [{"role": "user", "content": "x"}]}
-    one = build_key(payload, scope=parts[0], model_group=parts[1], embedder="")
-    other = build_key(payload, scope=joined[:cut], model_group=joined[cut:], embedder="")
+    one = build_key(payload, scope=parts[0], model_group=parts[1])
+    other = build_key(payload, scope=joined[:cut], model_group=joined[cut:])
     assert (one.partition == other.partition) == (parts == (joined[:cut], joined[cut:]))
 
 

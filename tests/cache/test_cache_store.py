@@ -116,7 +116,7 @@ def test_every_answer_found_is_the_tenants_own(tenants: list[tuple[str, int]]) -
     for tenant, number in tenants:
         text = f"question {number}"
         payload = {"messages": [{"role": "user", "content": text}]}
-        key = build_key(payload, scope=tenant, model_group="auto", embedder="e")
+        key = build_key(payload, scope=tenant, model_group="auto")
         for found in near(store, key, unit(number), 8):
             assert found.entry.answer == tenant.encode()
         same = exact(store, key)

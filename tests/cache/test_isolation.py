@@ -1,6 +1,6 @@
 """No answer crosses from one tenant to another: by what a key is made of, and by where a store looks.
 
-Tenants are told apart by scope (key, team or organisation), salt, model, embedder and epoch. Whatever a field is called
+Tenants are told apart by scope (key, team or organisation), salt, model and epoch. Whatever a field is called
 and wherever it stands, it keeps requests apart, and an answer's later questions are those of its own tenant.
 """
 
@@ -28,18 +28,18 @@ SYSTEMS = ("", "Be brief.", "Be long.")
 QUESTIONS = ("What is a river?", "what is a river", "What is the mouth of a river?", "Is a river long?")
 VECTORS = dict(zip(QUESTIONS, np.eye(4, 8, dtype=np.float32), strict=True))
 
-Tenant = tuple[str, Any, str, str, int]
-tenants = st.tuples(*map(st.sampled_from, (SCOPES, SALTS, MODELS, ("e1", "e2"))), st.integers(0, 1))
+Tenant = tuple[str, Any, str, int]
+tenants = st.tuples(*map(st.sampled_from, (SCOPES, SALTS, MODELS)), st.integers(0, 1))
 asked = st.tuples(tenants, st.sampled_from(QUESTIONS), st.sampled_from(SYSTEMS))
 
 
 def key_of(tenant: Tenant, text: str, system: str = "") -> CacheKey:
-    scope, salt, model, embedder, epoch = tenant
+    scope, salt, model, epoch = tenant
     messages = [{"role": "system", "content": system}] if system else []
     payload: dict[str, Any] = {"messages": [*messages, {"role": "user", "content": text}]}
     if salt is not None:
         payload["cache_salt"] = salt
-    return build_key(payload, scope=scope, model_group=model, embedder=embedder, epoch=epoch)
+    return build_key(payload, scope=scope, model_group=model, epoch=epoch)
 
 
 def entry(id: str, question: str) -> Entry:
@@ -146,4 +146,4 @@ def test_a_field_that_nobody_has_heard_of_keeps_requests_apart(name: str, value:
 
 
 def key(payload: dict[str, Any]) -> CacheKey:
-    return build_key(payload, scope="team:1", model_group="m", embedder="e")
+    return build_key(payload, scope="team:1", model_group="m")

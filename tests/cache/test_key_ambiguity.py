@@ -19,7 +19,7 @@ from cache.key import CacheKey, build_key
 
 
 def key(messages: list[Any], **fields: Any) -> CacheKey:
-    return build_key({"messages": messages, **fields}, scope="team:1", model_group="m", embedder="e")
+    return build_key({"messages": messages, **fields}, scope="team:1", model_group="m")
 
 
 def turn(*texts: str, **fields: Any) -> list[dict[str, Any]]:

@@ -47,7 +47,7 @@ class Answer:
 
 def key_of(scope: str, text: int) -> CacheKey:
     payload = {"messages": [{"role": "user", "content": f"question {text}"}]}
-    return build_key(payload, scope=scope, model_group="m", embedder="e")
+    return build_key(payload, scope=scope, model_group="m")
 
 
 def vector_of(text: int) -> Vector:

@@ -32,7 +32,7 @@ DIMENSION = 8
 
 def key(text: str, *, scope: str = "team:a", **fields: Any) -> CacheKey:
     payload = {"model": "auto", "messages": [{"role": "user", "content": text}], **fields}
-    return build_key(payload, scope=scope, model_group="auto", embedder="e")
+    return build_key(payload, scope=scope, model_group="auto")
 
 
 def entry(text: str, answer: str = "42", **fields: Any) -> Entry:
