@@ -210,3 +210,19 @@ async def test_the_other_modes(tmp_path: Path, cache: Process, mode: str) -> Non
         assert standing.state in ({"shadow"} if mode == "shadow" else {"serving", "certified"})
         assert (standing.served > 0) == (mode == "serve")
         assert ("semantic" in found.outcomes) == (mode == "serve")
+
+
+async def test_many_at_once(tmp_path: Path, cache: Process) -> None:
+    async with promised(tmp_path, process=cache) as found:
+        await found.ask_all(COUNTRIES[:10], WAYS[:1])
+        before = await found.stats()
+        questions = [way.format(country) for country in COUNTRIES[:10] for way in WAYS[1:]] * 2
+        responses = await asyncio.gather(*(found.ask(question) for question in questions))
+        # Each question went to the model once at most: its second asker waited for it, or found it.
+        assert found.upstream.requests <= 10 + len(questions) / 2
+        assert len({response.headers["x-request-id"] for response in responses}) == len(questions)
+        assert len(await found.door.rows()) == 10 + len(questions)
+        await found.compared(len(questions) // 2)
+        after = await found.stats()
+        assert after.unjudged == before.unjudged
+        assert found.door.services.queue.running == 0
