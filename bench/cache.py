@@ -12,7 +12,7 @@ Banking77 many "wrong" hits are equal questions with different labels ("How to v
                      what the guards alone object to is counted, too
     .../typed        questions and the same as typed in haste: no capitals, no mark at the end; every miss is a loss
 
-    TIERLINE_DATA=FOLDER python -m bench.cache [--runs 3] [--requests 300]
+    TIERLINE_DATA=FOLDER python -m bench.cache [--part static|promise] [--runs 3] [--requests 300]
 """
 
 from __future__ import annotations
@@ -247,33 +247,45 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=os.environ.get("TIERLINE_DATA"), help="or TIERLINE_DATA")
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--part", choices=("all", "static", "promise"), default="all")
     parser.add_argument("--requests", type=int, default=300, help="look-ups per run through the process")
     options = parser.parse_args()
     if options.data is None:
         parser.error("name the folder of data sets with --data or TIERLINE_DATA")
     embedder = Embedder("all-MiniLM-L6-v2", threads=1)
     remembering = Remembering(embedder)
+    if options.part in ("all", "static"):
+        report("cache", measure_static(options.data, embedder, remembering, options.runs, options.requests))
+    if options.part in ("all", "promise"):
+        report("cache_promise", measure_promise(options.data, remembering, options.runs))
+
+
+def measure_static(data: Path, embedder: Embedder, remembering: Remembering, runs: int, requests: int) -> Iterator[Row]:
+    """The process, pairs, and streams by the rule without a promise."""
     with tempfile.TemporaryDirectory() as folder:
         socket = Path(folder) / "s"
         with subprocess.Popen(
             [sys.executable, "-m", "cache", "--socket", str(socket)], stderr=subprocess.DEVNULL
         ) as process:
             try:
-                rows = asyncio.run(measure_process(socket, options.runs, options.requests))
+                yield from asyncio.run(measure_process(socket, runs, requests))
             finally:
                 process.terminate()
-    rows += measure_cpu(embedder, options.runs)
-    rows += measure_pairs(options.data, remembering)
-    rows += measure_typed(options.data, remembering)
-    rows += measure_streams(options.data, remembering, options.runs)
-    sets = examples(options.data, remembering)
-    rows += measure_offline(options.data, remembering, sets)
-    rows += measure_online(options.data, remembering, sets, options.runs)
-    rows += measure_bounds()
-    rows += published()
+    yield from measure_cpu(embedder, runs)
+    yield from measure_pairs(data, remembering)
+    yield from measure_typed(data, remembering)
+    yield from measure_streams(data, remembering, runs)
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-    rows.append(Row.of("peak_memory", "tierline", "cache process", "MiB", [peak]))
-    report("cache", rows)
+    yield Row.of("peak_memory", "tierline", "cache process", "MiB", [peak])
+
+
+def measure_promise(data: Path, remembering: Remembering, runs: int) -> Iterator[Row]:
+    """What the promise keeps, and what others have published."""
+    yield from measure_bounds()
+    sets = examples(data, remembering)
+    yield from measure_offline(data, remembering, sets)
+    yield from measure_online(data, remembering, sets, runs)
+    yield from published()
 
 
 if __name__ == "__main__":

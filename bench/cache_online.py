@@ -66,7 +66,6 @@ def measure_online(data: Path, embedder: TextEmbedder, sets: dict[str, Examples]
                     verifier=verifier,
                     seed=seed,
                     admit_all=bool(how.get("admit_all", True)),
-                    merge=bool(how.get("merge", False)),
                     judge_error=how.get("judge_error", 0.0),
                 ).summary
                 for seed in range(runs)
@@ -75,8 +74,7 @@ def measure_online(data: Path, embedder: TextEmbedder, sets: dict[str, Examples]
         for promise in PROMISES:
             setting = f"{name} promise={promise:.0%}"
             yield from _rows("tierline", f"{setting}, every request admitted", run(promise))
-            yield from _rows("tierline", f"{setting}, with the rules of eligibility", run(promise, admit_all=0.0))
-            yield from _rows("tierline", f"{setting}, equal answers merged", run(promise, merge=1.0))
+        yield from _rows("tierline", f"{name} promise=2%, with the rules of eligibility", run(0.02, admit_all=0.0))
         yield from _rows("tierline", f"{name} promise=2%, served once certified", run(0.02, "certify"))
         for error in (0.005, 0.02):
             setting = f"{name} promise=2%, judge errs in {error:.1%}"

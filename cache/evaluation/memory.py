@@ -29,12 +29,11 @@ class Answers:
         self._questions: list[tuple[str, int]] = []  # by question id: the text and its answer
         self._truths: list[str] = []  # by answer id
         self._aliases: list[int] = []
-        self._became: dict[int, int] = {}
         self._exact: dict[str, tuple[str, int]] = {}
         self._folded: dict[str, tuple[str, int]] = {}
 
     def __len__(self) -> int:
-        return len(self._truths) - len(self._became)
+        return len(self._truths)
 
     def truth(self, answer_id: int) -> str:
         """The id of the answer that is really kept there."""
@@ -44,16 +43,16 @@ class Answers:
         """The same text, or with `fuzzy` the same words in another writing."""
         found = self._exact.get(normal_form(text))
         if found is not None:
-            return Known(self._now(found[1]), found[0], True)
+            return Known(found[1], found[0], True)
         form = folded_form(text) if fuzzy else None
         written = None if form is None else self._folded.get(form)
         if written is None or objection(text, written[0]) is not None:
             return None
-        return Known(self._now(written[1]), written[0], False)
+        return Known(written[1], written[0], False)
 
     def nearest(self, vector: Vector) -> list[Neighbour]:
         found = self._index.search(vector, NEIGHBOURS)
-        return [Neighbour(self._questions[id][0], self._now(self._questions[id][1]), cosine) for id, cosine in found]
+        return [Neighbour(*self._questions[id], cosine) for id, cosine in found]
 
     def put(self, asked: Asked, vector: Vector | None) -> None:
         """Keep a fresh answer."""
@@ -66,16 +65,6 @@ class Answers:
         if self._aliases[answer_id] < MAX_ALIASES:
             self._aliases[answer_id] += 1
             self._add(asked.text, vector, answer_id)
-
-    def merge(self, answer_id: int, *, into: int) -> None:
-        """Let the questions of one answer be those of another."""
-        if self._now(answer_id) != self._now(into):
-            self._became[self._now(answer_id)] = self._now(into)
-
-    def _now(self, answer_id: int) -> int:
-        while answer_id in self._became:
-            answer_id = self._became[answer_id]
-        return answer_id
 
     def _add(self, text: str, vector: Vector | None, answer_id: int) -> None:
         self._exact[normal_form(text)] = (text, answer_id)

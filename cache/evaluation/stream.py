@@ -36,7 +36,6 @@ def evaluate_stream(
     judge_error: float = 0.0,
     seed: int = 0,
     admit_all: bool = False,
-    merge: bool = False,
 ) -> Evaluation:
     """Ask the questions in order of a cache that starts empty and keeps the answer of every miss it may keep.
 
@@ -47,11 +46,10 @@ def evaluate_stream(
         judge_error: share of comparisons that the judge gets wrong.
         seed: of the audits' lot and of the judge's errors.
         admit_all: ask the cache those questions, too, that the rules of eligibility keep from it.
-        merge: two answers that a fresh one is found to equal become one.
     """
     prepared = prepare(embedder, (asked.text for asked in stream), admit_all=admit_all)
     answers = Answers(embedder.dimension)
-    promised = None if rule is None else _Promised(answers, rule, verifier, judge_error, seed, merge)
+    promised = None if rule is None else _Promised(answers, rule, verifier, judge_error, seed)
     decide: _Decide = _Static(answers, threshold).decide if promised is None else promised.decide
     decisions = []
     refused = 0
@@ -117,12 +115,10 @@ class _Promised:
         verifier: Verifier | None,
         judge_error: float,
         seed: int,
-        merge: bool,
     ) -> None:
         self._answers = answers
         self._rule = rule
         self._judge_error = judge_error
-        self._merge = merge
         self._lot = random.Random(seed)
         self._keeper = Keeper(verifier, clock=lambda: 0.0, chance=random.Random(f"audits {seed}").random)
 
@@ -146,8 +142,6 @@ class _Promised:
             self._keeper.adopt(work.run())
         if same:
             self._answers.alias(asked, vector, same[0])
-            for other in same[1:] if self._merge else ():
-                self._answers.merge(other, into=same[0])
         else:
             self._answers.put(asked, vector)
         reason = verdict.reason if verdict.action == "miss" else verdict.action
