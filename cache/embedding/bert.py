@@ -202,7 +202,7 @@ class _Builder:
 
     def _constant(self, name: str, value: NDArray[Any]) -> str:
         if name not in self._constants:
-            self._constants[name] = numpy_helper.from_array(np.ascontiguousarray(value), name)
+            self._constants[name] = numpy_helper.from_array(np.asarray(value, order="C"), name)
         return name
 
     def _scalar(self, name: str, value: float) -> str:

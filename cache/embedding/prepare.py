@@ -76,21 +76,20 @@ def make(model: Description, backend: str, folder: Path) -> About:
     """
     from cache.embedding.torch_backend import TorchEncoder
 
-    graph = _graph(model, backend)
-    content = graph.SerializeToString()
-    found = OnnxEncoder(model, content, threads=1).encode(list(PROBES))
-    about = _compare(backend, content, found, TorchEncoder(model.folder, str(model.folder), threads=1))
-    if not about.cosine_shift <= MOST_SHIFT[backend]:
-        raise EmbedderError(
-            f"with {backend} the cosine of two texts differs by up to {about.cosine_shift:.4f} from PyTorch's, more "
-            f"than {MOST_SHIFT[backend]}: set cache.embedder_backend to torch."
-        )
     folder.parent.mkdir(parents=True, exist_ok=True)
     for left in folder.parent.glob(".draft-*"):  # by a process that was killed
         if time.time() - left.stat().st_mtime > _TIMEOUT_S:
             shutil.rmtree(left, ignore_errors=True)
     draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder.parent))
     try:
+        content = build(model, backend).SerializeToString()
+        found = OnnxEncoder(model, content, threads=1).encode(list(PROBES))
+        about = _compare(backend, content, found, TorchEncoder(model.folder, str(model.folder), threads=1))
+        if not about.cosine_shift <= MOST_SHIFT[backend]:
+            raise EmbedderError(
+                f"with {backend} the cosine of two texts differs by up to {about.cosine_shift:.4f} from PyTorch's, "
+                f"more than {MOST_SHIFT[backend]}: set cache.embedder_backend to torch."
+            )
         _write(draft / MODEL, content)
         np.save(draft / VECTORS, found)
         _write(draft / ABOUT, msgspec.json.encode(about))
@@ -104,7 +103,8 @@ def make(model: Description, backend: str, folder: Path) -> About:
     return about
 
 
-def _graph(model: Description, backend: str) -> onnx.ModelProto:
+def build(model: Description, backend: str) -> onnx.ModelProto:
+    """The graph of a backend; an int8 one is calibrated on the probes."""
     from cache.embedding import bert
 
     exact = bert.build(model)
