@@ -197,7 +197,7 @@ def _print_stats(found: CacheStats) -> None:
 def _replication(found: ReplicaStats) -> list[tuple[str, str]]:
     troubles = {"dropped": found.dropped, "no room": found.refused, "unreadable": found.unreadable}
     return [
-        ("shared through Redis", f"with {found.replicas - 1} others" if found.connected else "no: Redis is away"),
+        ("shared through Redis", f"by {found.replicas} processes" if found.connected else "no: Redis is away"),
         ("answers in Redis", f"{found.answers:,}, {found.bytes / 2**20:,.1f} MiB"),
         ("waiting for Redis", f"{found.waiting:,}"),
         ("published / taken / retracted", f"{found.published:,} / {found.taken:,} / {found.retractions:,}"),

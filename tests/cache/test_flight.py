@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cache.flight import SingleFlight, Ticket
+from cache.flight import MOST_LEADERS, Broken, Following, SingleFlight, Ticket
 
 Flights = SingleFlight[object]
 
@@ -178,3 +178,129 @@ async def test_misuse_is_refused() -> None:
         leader.complete("x")
         with pytest.raises(RuntimeError, match="completed already"):
             leader.complete("y")
+
+
+async def followed(ticket: Ticket[object], seen: list[bytes]) -> object:
+    found = await ticket.follow(10)
+    if not isinstance(found, Following):
+        return found
+    async for part in found.parts():
+        seen.append(part)  # noqa: PERF401 - seen while it grows
+    return found.answer
+
+
+async def test_a_stream_is_followed_from_its_first_event_while_it_grows() -> None:
+    flights: Flights = SingleFlight()
+    early: list[bytes] = []
+    late: list[bytes] = []
+    async with (
+        flights.join("k") as leader,
+        flights.join("k") as one,
+        flights.join("k") as two,
+        flights.join("k") as three,
+    ):
+        first = asyncio.create_task(followed(one, early))
+        await settle()
+        parts = [b"1"]
+        run = leader.begin(parts)
+        await settle()
+        assert early == [b"1"]
+        second = asyncio.create_task(followed(two, late))
+        whole = asyncio.create_task(three.result(10))
+        parts.append(b"2")
+        run.grew()
+        await settle()
+        assert early == late == [b"1", b"2"]
+        parts.append(b"3")
+        leader.complete("end")
+        assert await asyncio.gather(first, second, whole) == ["end", "end", "end"]
+        assert early == late == parts
+
+
+async def test_an_answer_that_cannot_be_shared_ends_the_streams_that_are_followed_and_no_others() -> None:
+    flights: Flights = SingleFlight()
+    async with flights.join("k") as leader, flights.join("k") as one, flights.join("k") as two:
+        leader.begin([b"1"])
+        seen: list[bytes] = []
+        following, waiting = asyncio.create_task(followed(one, seen)), asyncio.create_task(two.result(10))
+        await settle()
+        leader.complete("end", shared=False)
+        assert await asyncio.gather(following, waiting) == ["end", None]
+
+
+async def test_a_leader_that_fails_breaks_the_streams_and_hands_over_to_who_waits() -> None:
+    flights: Flights = SingleFlight()
+    async with flights.join("k") as one, flights.join("k") as two:
+        async with flights.join("k") as late:
+            pass
+        seen: list[bytes] = []
+        one.begin([b"1"])
+        following = asyncio.create_task(followed(two, seen))
+        await settle()
+        one.leave()
+        with pytest.raises(Broken):
+            await following
+        assert not late.leader
+        assert len(flights) == 0
+
+
+async def test_after_some_failures_the_others_are_let_go() -> None:
+    flights: Flights = SingleFlight()
+    led = 0
+
+    async def request() -> None:
+        nonlocal led
+        async with flights.join("k") as ticket:
+            if not ticket.leader:
+                assert await ticket.result(10) is None
+            if ticket.leader:
+                led += 1
+                await asyncio.sleep(0)
+
+    await asyncio.gather(*(request() for _ in range(50)))
+    assert led == MOST_LEADERS
+    assert len(flights) == 0
+
+
+async def test_the_leader_learns_who_waits() -> None:
+    flights: Flights = SingleFlight()
+    told: list[str] = []
+    async with flights.join("k") as leader:
+        leader.watch(lambda: told.append("joined"), lambda: told.append("deserted"))
+        assert not leader.awaited
+        async with flights.join("k") as one:
+            leader.begin([])
+            following = asyncio.create_task(followed(one, []))
+            detach = leader.attach()
+            await settle()
+            assert leader.awaited
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+        assert told == ["joined", "joined"]
+        detach()
+        detach()
+        assert told == ["joined", "joined", "deserted"]
+        leader.complete("x")
+
+
+async def test_an_error_that_is_everybodys_reaches_everybody() -> None:
+    flights: Flights = SingleFlight()
+    async with flights.join("k") as leader, flights.join("k") as one, flights.join("k") as two:
+        leader.fail(lambda: ValueError("refused"))
+        for ticket in (one, two):
+            with pytest.raises(ValueError, match="refused"):
+                await ticket.result(10)
+
+
+async def test_a_delegate_leads_in_the_place_of_a_request_that_is_then_first_in_line() -> None:
+    flights: Flights = SingleFlight()
+    async with flights.join("k") as one, flights.join("k") as two:
+        delegate = one.delegate()
+        assert (one.leader, two.leader, delegate.leader) == (False, False, True)
+        waiting = [asyncio.create_task(ticket.result(10)) for ticket in (one, two)]
+        await settle()
+        delegate.leave()
+        await settle()
+        assert (one.leader, two.leader) == (True, False)
+        one.complete("x")
+        assert await asyncio.gather(*waiting) == [None, "x"]

@@ -111,6 +111,8 @@ async def test_two_processes_share_what_they_keep_and_forget_through_kills_of_th
     config = two.folder / "tierline.yaml"
     config.write_text("version: 1\n")
     await asyncio.gather(one.connected(), two.connected())
+    words = await asyncio.to_thread(CliRunner().invoke, app, ["stats", "--config", str(config)])
+    assert "by 2 processes" in words.stdout
     found = await asyncio.to_thread(CliRunner().invoke, app, ["purge", "--all", "--json", "--config", str(config)])
     assert found.exit_code == 0, found.output
     said = json.loads(found.stdout)
