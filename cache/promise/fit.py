@@ -19,8 +19,8 @@ Array = NDArray[np.float64]
 
 _NEWTON_STEPS = 25
 _LARGEST_SHIFT = 4.0
+# In wrong answers, each as many requests as a label stands for.
 _BELIEF = 4.0
-_ERRORS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,9 @@ def fit(labels: Labels, prior: Array, *, strength: float, promise: float, fewest
 def choose_bar(chances: Array, right: Array, weights: Array, promise: float, fewest: int) -> float | None:
     """The lowest chance at which the estimated share of wrong answers among those above stays within the promise.
 
-    The estimate is what the chances expect, corrected by how many wrong answers were found for each expected one. That
-    ratio counts as 1 until `_BELIEF` wrong answers speak for another, and one more than was found is counted; one
-    standard error of it is added, so that luck with the audits lowers no bar.
+    The estimate is what the chances expect, times how many wrong answers were found for each expected one, of which one
+    more than was found is counted. `_BELIEF` wrong answers as expected are added on both sides: a few audits do not
+    throw over what all labels say.
     """
     if not len(chances):
         return None
@@ -103,8 +103,7 @@ def choose_bar(chances: Array, right: Array, weights: Array, promise: float, few
     whole, expected = np.cumsum(weights), np.cumsum(weights * (1.0 - chances))
     one = np.cumsum(weights**2) / whole  # what a label stands for, in the mean
     found = np.cumsum(weights * wrong) / one
-    ratio = (found + 1.0 + _BELIEF) / (expected / one + _BELIEF)
-    rate = ratio * (1.0 + _ERRORS * 1.0 / np.sqrt(found + 1.0 + _BELIEF)) * expected / whole
+    rate = (found + 1.0 + _BELIEF) / (expected / one + _BELIEF) * expected / whole
     # A bar lies between two labels: of equal chances all are above it.
     last = np.append(chances[1:] < chances[:-1], True)
     kept = np.flatnonzero((rate <= promise) & last & (np.arange(1, len(chances) + 1) >= fewest))
