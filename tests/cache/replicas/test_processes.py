@@ -54,7 +54,7 @@ class Node:
         deadline = time.monotonic() + PATIENCE_S
         while True:
             shared = (await self.client.stats()).replication
-            if shared is not None and shared.connected and shared.waiting == 0:
+            if shared is not None and shared.connected and not shared.waiting and shared.replicas == 2:
                 return
             assert time.monotonic() < deadline
             await asyncio.sleep(0.02)
