@@ -187,11 +187,16 @@ class Learning:
         for work in list(self._keeper.due()):
             self._keeper.adopt(await asyncio.to_thread(work.run))
 
-    def flush(self) -> None:
-        """Bring to disk what is new."""
-        self._unwritten |= self._keeper.dump()
-        if self._notebook.flush(self._unwritten):
+    async def flush(self) -> None:
+        """Bring to disk what is new, in pieces between which look-ups have their turn."""
+        while True:
+            self._unwritten |= self._keeper.dump()
+            if not self._notebook.flush(self._unwritten):
+                return
             self._unwritten.clear()
+            if not self._notebook.unwritten:
+                return
+            await asyncio.sleep(0)
 
     def _come_to_nothing(self, ticket: int, why: str) -> None:
         self.settle(ticket, None, why)

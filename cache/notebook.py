@@ -7,6 +7,7 @@ made by `flush`, so a killed process loses what came since.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import sqlite3
@@ -21,6 +22,8 @@ _SCHEMA_VERSION = 1
 _MOST_REQUESTS = 200_000
 _MOST_PROMISES = 64
 _MOST_UNWRITTEN = 50_000
+# Rows in one go: look-ups wait for so many at most, which is two or three milliseconds.
+_ROWS_AT_ONCE = 500
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS requests (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, given BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS promises (
@@ -110,13 +113,19 @@ class Notebook:
         """Each promise as it was last kept by `flush`, the one that changed last at the end."""
         return [bytes(row[0]) for row in self._database.execute("SELECT dump FROM promises ORDER BY number")]
 
-    def flush(self, promises: Mapping[str, bytes]) -> bool:
-        """Write what came since the last time, and the promises that changed, by name. Never raises.
+    @property
+    def unwritten(self) -> int:
+        """Requests that are not in the file yet."""
+        return len(self._unwritten)
 
-        Returns: False while the disk is full or broken. Which request got which answer stays in memory then, within
-        bounds; the promises are the caller's to give again.
+    def flush(self, promises: Mapping[str, bytes]) -> bool:
+        """Write some of what came since the last time (see `unwritten`), and the promises that changed, by name.
+
+        Never raises. Returns: False while the disk is full or broken. Which request got which answer stays in memory
+        then, within bounds; the promises are the caller's to give again.
         """
-        rows = [(id, _encode(given)) for id, given in self._unwritten.items()]
+        taken = dict(itertools.islice(self._unwritten.items(), _ROWS_AT_ONCE))
+        rows = [(id, _encode(given)) for id, given in taken.items()]
         if not rows and not promises:
             return True
         try:
@@ -144,7 +153,8 @@ class Notebook:
         if self._failing:
             _log.warning("what the cache learns is written to %s again", self._path)
         self._failing = False
-        self._unwritten.clear()
+        for id in taken:
+            del self._unwritten[id]
         return True
 
     def close(self) -> None:

@@ -149,7 +149,7 @@ class Service:
             await self._answering.close()
             if self.batcher:
                 await self.batcher.close()
-            self._learning.flush()
+            await self._learning.flush()
             self._notebook.close()
             self._store.close()
             with contextlib.suppress(FileNotFoundError):
@@ -215,7 +215,7 @@ class Service:
             except Exception:
                 # Serving goes on by what was learned before; the next labels are another chance.
                 _log.exception("what was learned could not be weighed")
-            self._learning.flush()
+            await self._learning.flush()
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)

@@ -103,6 +103,20 @@ def test_old_requests_and_promises_go(tmp_path: Path, monkeypatch: pytest.Monkey
     book.close()
 
 
+def test_a_flush_writes_so_much_at_once_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notebook, "_ROWS_AT_ONCE", 4)
+    book = Notebook(None, "m")
+    for number in range(10):
+        book.note(f"req-{number}", GIVEN)
+    left = []
+    while book.unwritten:
+        assert book.flush({})
+        left.append(book.unwritten)
+    assert left == [6, 2, 0]
+    assert all(book.find(f"req-{number}") == GIVEN for number in range(10))
+    book.close()
+
+
 def test_a_flood_of_requests_is_bounded_while_the_disk_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notebook, "_MOST_UNWRITTEN", 3)
     book = Notebook(None, "m")
