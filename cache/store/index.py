@@ -49,8 +49,12 @@ class VectorIndex:
         *,
         faiss_from: int = FAISS_FROM,
         ivf_from: int = IVF_FROM,
+        cells: bool = True,
     ) -> VectorIndex:
-        """An index of vectors, [count, dimension], in the form that fits their number. A second or two for 100,000.
+        """An index of vectors, [count, dimension], in the form that fits their number.
+
+        Args:
+            cells: make them where they fit, which takes a second or two for 100,000 vectors; else it is stale then.
 
         Raises:
             ValueError: an id comes twice.
@@ -61,7 +65,7 @@ class VectorIndex:
         if len(index._row_of) != len(index._ids):
             raise ValueError("an id comes twice")
         if len(ids) >= faiss_from:
-            index._to_faiss(vectors)
+            index._to_faiss(vectors, cells=cells)
         else:
             index._matrix = np.array(vectors, dtype=np.float32)
         return index
@@ -169,7 +173,7 @@ class VectorIndex:
                 return [row for row, _ in alive], [score for _, score in alive]
             wanted *= 4
 
-    def _to_faiss(self, vectors: Vector, *, cells: bool = True) -> None:
+    def _to_faiss(self, vectors: Vector, *, cells: bool) -> None:
         import faiss
 
         count = len(vectors)

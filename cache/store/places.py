@@ -147,10 +147,10 @@ class Places:
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _start(self, place: int) -> None:
+    def _start(self, place: int, *, cells: bool = False) -> None:
         generation = self._disk.generation
         self.loads += 1
-        future = self._threads.submit(self._read, place)
+        future = self._threads.submit(self._read, place, cells)
         load = _Load(future, [(id, vector) for id, vector in self._waiting(place)])
         self._loading[place] = load
         future.add_done_callback(lambda _: self._finished.append((place, load, generation)))
@@ -162,13 +162,14 @@ class Places:
 
     def _look_after(self, place: int, index: VectorIndex) -> None:
         self._measure(place, index)
-        if index.stale and place not in self._loading:
-            self._start(place)
+        if index.stale and place in self._loaded and place not in self._loading:
+            self._start(place, cells=True)
 
     def _keep(self, place: int, index: VectorIndex) -> None:
         self._loaded[place] = index
         self._loaded.move_to_end(place)
-        self._measure(place, index)
+        # Somebody waited for it, so it came without cells.
+        self._look_after(place, index)
 
     def _measure(self, place: int, index: VectorIndex) -> None:
         size = index.size_bytes + _PLACE_BYTES
@@ -182,10 +183,10 @@ class Places:
         del self._loaded[place]
         self.bytes -= self._sizes.pop(place)
 
-    def _read(self, place: int) -> VectorIndex:
+    def _read(self, place: int, cells: bool) -> VectorIndex:
         """Read and build, on a thread: of the vectors of the present embedder the newest, as many as may be held."""
         ids: list[int] = []
-        vectors: list[Vector] = []
+        values: list[bytes] = []
         connection = self._disk.connect()
         try:
             before, left = 1 << 62, self.max_bytes
@@ -199,19 +200,21 @@ class Places:
                 if not rows:
                     break
                 before = rows[-1][0]
-                for id, vector in self._unsealed(rows):
+                for id, value in self._unsealed(rows):
                     ids.append(id)
-                    vectors.append(vector)
-                    left -= vector.nbytes // 2 + BYTES_PER_ID  # 16 bits a number in FAISS
+                    values.append(value)
+                    left -= len(value) + BYTES_PER_ID
         finally:
             if not self._disk.in_memory:
                 connection.close()
         # Oldest first, so that rows are in the order of ids.
-        return VectorIndex.build(ids[::-1], np.stack(vectors[::-1]) if vectors else np.empty((0, 0), np.float32))
+        vectors = tables.unpacked(b"".join(reversed(values)))
+        matrix = vectors.reshape(len(ids), -1) if ids else np.empty((0, 0), np.float32)
+        return VectorIndex.build(ids[::-1], matrix, cells=cells)
 
-    def _unsealed(self, rows: list[tuple[int, bytes]]) -> Iterator[tuple[int, Vector]]:
+    def _unsealed(self, rows: list[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
         for id, body in rows:
             try:
-                yield id, tables.unpacked(self._sealer.unseal(body, tables.vector_binding(id)))
+                yield id, self._sealer.unseal(body, tables.vector_binding(id))
             except Unreadable as error:
                 _log.debug("a vector is left out: %s", error)
