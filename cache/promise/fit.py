@@ -64,14 +64,15 @@ def fit(labels: Labels, prior: Array, *, strength: float, promise: float, fewest
     """
     x = np.concatenate([np.ones((len(labels.x), 1)), labels.x], axis=1)
     # Users speak about what they please: their word moves the answer that they speak about, and nothing else.
-    coefficients, covariance = _newton(x[labels.drawn], labels.right[labels.drawn], prior, strength)
+    drawn = labels.drawn
+    coefficients, covariance = _newton(x[drawn], labels.right[drawn], labels.weights[drawn], prior, strength)
     logits = x @ coefficients
     chances = _chance(logits)
     unsure = chances * (1.0 - chances)
     surprise = labels.right - chances
 
     # Leave one out: what the fit would have said of a label had it not seen it.
-    leverage = np.minimum(unsure * np.einsum("ij,jk,ik->i", x, covariance, x), 0.9)
+    leverage = np.minimum(labels.weights * unsure * np.einsum("ij,jk,ik->i", x, covariance, x), 0.9)
     without = logits - leverage / (1.0 - leverage) * surprise / np.maximum(unsure, 1e-6)
     answers, group = np.unique(labels.answers, return_inverse=True)
     gained, known = np.zeros(len(answers)), np.zeros(len(answers))
@@ -110,13 +111,13 @@ def choose_bar(chances: Array, right: Array, weights: Array, promise: float, few
     return float(chances[kept[-1]]) if len(kept) else None
 
 
-def _newton(x: Array, right: Array, prior: Array, strength: float) -> tuple[Array, Array]:
+def _newton(x: Array, right: Array, weights: Array, prior: Array, strength: float) -> tuple[Array, Array]:
     """The most probable coefficients and their covariance there (Laplace)."""
     coefficients = prior.copy()
     for _ in range(_NEWTON_STEPS):
         chances = _chance(x @ coefficients)
-        slope = x.T @ (right - chances) - strength * (coefficients - prior)
-        curvature = (x * (chances * (1.0 - chances))[:, None]).T @ x + strength * np.eye(len(prior))
+        slope = x.T @ (weights * (right - chances)) - strength * (coefficients - prior)
+        curvature = (x * (weights * chances * (1.0 - chances))[:, None]).T @ x + strength * np.eye(len(prior))
         step = np.linalg.solve(curvature, slope)
         largest = float(np.abs(step).max())
         coefficients = coefficients + step * min(1.0, 2.0 / max(largest, 1e-12))

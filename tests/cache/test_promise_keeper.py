@@ -309,3 +309,37 @@ def test_deciding_is_cheap_and_a_fit_is_short() -> None:
     for _ in range(1000):
         kept.decide(traffic.rule, asked)
     assert (time.perf_counter() - started) / 1000 < 0.0003
+
+
+def test_the_bounds_of_a_standing_are_true_in_simulated_deployments() -> None:
+    """With a bar that adapts, traffic that drifts and few errors: at every look, of all would-be hits of the regime."""
+    failures, deployments = 0, 30
+    for seed in range(deployments):
+        kept, asked = keeper(seed), rule("serve", max_false_hit_rate=0.05)
+        lot = random.Random(seed)
+        regime, chances, failed = -1.0, [], False
+        times = iter(range(10**6))
+        kept._clock = lambda times=times: float(next(times))
+        for n in range(900):
+            worse = 1.0 + 3.0 * n / 900
+            chance = lot.choice((0.6, 0.9, 0.98, 0.995, 0.999))
+            wrong = min(1.0, worse * (1.0 - chance))
+            verdict = kept.decide(asked, near(chance, lot.randrange(40)))
+            right = lot.random() >= wrong
+            standing = kept.standing("support")
+            assert standing is not None
+            if standing.since != regime:
+                regime, chances = standing.since, []
+            if verdict.action != "miss":
+                chances.append(wrong)
+            if verdict.ticket is not None and verdict.action != "serve":
+                kept.observe(verdict.ticket, right)
+                for work in kept.due():
+                    kept.adopt(work.run())
+            standing = kept.standing("support")
+            assert standing is not None
+            if standing.since == regime and len(chances) > 50:
+                mean = sum(chances) / len(chances)
+                failed |= not standing.lower <= mean <= standing.upper
+        failures += failed
+    assert failures <= 0.1 * deployments  # two bounds, of which each may fail in one of twenty
