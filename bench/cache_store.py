@@ -74,7 +74,8 @@ async def fill(store: Store, options: argparse.Namespace) -> float:
             entry = Entry(f"id {number}", ANSWER, "model", "small", 20, 100, 50_000, now, now + 1e6, key.text)
             store.put(key, entry, vector, "key:1")
         await store.flush()
-    return (time.perf_counter() - begun) / max(1, options.entries - before)
+    put: int = options.entries - before
+    return (time.perf_counter() - begun) / max(1, put)
 
 
 async def timed(work: Callable[[int], Awaitable[object]], numbers: list[int]) -> list[float]:

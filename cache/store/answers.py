@@ -8,14 +8,10 @@ absolute. Beyond a bound the answers that are worth least go first (`tables`). M
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import sqlite3
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +20,6 @@ from cache.entry import Entry
 from cache.key import CacheKey
 from cache.store.changes import (
     AddQuestion,
-    Batch,
-    Change,
     CountUses,
     Expire,
     ForgetAnswer,
@@ -41,20 +35,19 @@ from cache.store.cipher import sealer
 from cache.store.disk import Disk, is_damage
 from cache.store.found import Found, Kept, Listener, Size
 from cache.store.pending import Pending
-from cache.store.places import Places, finished
+from cache.store.places import Places
 from cache.store.reader import Known, Reader
 from cache.store.view import View
+from cache.store.way import Way
 from cache.store.writer import Writer
 
 MAX_ALIASES = 32
 MAX_ALIASES_OF_AUTHOR = 8
 _log = logging.getLogger(__name__)
-# Numbers of 16 bits keep inner products to within this; a text beside itself must be 1.
+# Numbers of 16 bits make a text beside itself a little less than 1.
 _SAME_COSINE = 1 - 1e-4
 _SHARE_OF_ONE_ANSWER = 8
-_USES_AT_ONCE = 200
 _SEARCHES = 3
-_LOOK_AGAIN_S = 0.2
 
 
 class Store:
@@ -86,9 +79,6 @@ class Store:
         self.max_entries = max_entries
         self.max_bytes = max_bytes
         self.max_disk_bytes = max_disk_bytes if folder is not None else 0
-        self.evictions = 0
-        self.expirations = 0
-        self.purged = 0
         self.listener = listener
         self._clock = clock
         seals = sealer(keys)
@@ -99,13 +89,11 @@ class Store:
         self._pending = Pending()
         self._view = View(self._disk, self._reader, self._pending)
         self._places = Places(self._disk, seals, self._pending.vectors_in, max_bytes=max_bytes // 2)
-        self._most_pending_bytes = max_bytes // 2
         self._most_answer_bytes = min(max_bytes, self._most_file_bytes) // _SHARE_OF_ONE_ANSWER
-        self._next_id, self._next_place = self._disk.next_id, self._disk.next_place
-        self._uses: Counter[int] = Counter()
+        self._way = Way(self._disk, self._writer, self._pending, self._view, self._places, max_bytes=max_bytes // 2)
 
     def size(self) -> Size:
-        self._settle()
+        self._way.settle()
         totals, in_memory = self._writer.totals, self._disk.in_memory
         used = self._writer.used_bytes
         return Size(
@@ -116,6 +104,9 @@ class Store:
             places=len(self._places),
             vectors=self._places.vectors,
             waiting_vectors=totals.waiting,
+            evictions=self._way.evictions,
+            expirations=self._way.expirations,
+            purged=self._way.purged,
             unwritten=len(self._pending),
             unreadable=self._reader.unreadable,
             error=self._writer.error,
@@ -123,7 +114,7 @@ class Store:
 
     def __len__(self) -> int:
         """How many answers there are."""
-        self._settle()
+        self._way.settle()
         return self._writer.totals.answers + self._pending.answers
 
     @property
@@ -136,12 +127,12 @@ class Store:
 
     def get_exact(self, key: CacheKey, *, ttl_s: float | None = None) -> Found | None:
         """The answer to the very same request, if it is not too old."""
-        self._settle()
+        self._way.settle()
         return self._found(self._view.by_exact(self._view.exact(key.exact)), key, 1.0, ttl_s)
 
     def get_folded(self, key: CacheKey, *, ttl_s: float | None = None) -> Found | None:
         """The latest answer to the same words written otherwise. Whether they mean the same is open."""
-        self._settle()
+        self._way.settle()
         folded = self._view.folded(key)
         if folded is None:
             return None
@@ -159,7 +150,7 @@ class Store:
         Args:
             vector: unit vector of the question, [dimension].
         """
-        self._settle()
+        self._way.settle()
         place = self._view.place(key)
         if place is None:
             return []
@@ -171,7 +162,7 @@ class Store:
             else:
                 _log.warning("a part of the cache file cannot be read: %s", error)
             return []
-        self._settle()
+        self._way.settle()
         if not len(index):
             self._view.forget_place(key)
             return []
@@ -189,20 +180,18 @@ class Store:
 
     def answer_of(self, entry_id: str) -> int | None:
         """The id of the answer whose `Entry.id` this is, while it is kept."""
-        self._settle()
+        self._way.settle()
         return self._view.answer_of(entry_id)
 
     def question_of(self, exact: str) -> tuple[int, int] | None:
         """Question and answer by the question's `CacheKey.exact`, while they are kept."""
-        self._settle()
+        self._way.settle()
         known = self._view.by_exact(self._view.exact(exact))
         return None if known is None else (known.question_id, known.answer_id)
 
     def used(self, answer_id: int) -> None:
         """Count an answer as served: it is worth more."""
-        self._uses[answer_id] += 1
-        if len(self._uses) >= _USES_AT_ONCE:
-            self._count_uses()
+        self._way.used(answer_id)
 
     def put(
         self, key: CacheKey, entry: Entry, vector: Vector | None, author: str = "", *, vector_later: bool = False
@@ -217,16 +206,16 @@ class Store:
         Raises:
             ValueError: the vector holds NaN or infinity.
         """
-        self._settle()
+        self._way.settle()
         if entry.expired(self._clock()):
             return Kept(None, "expired")
-        id = self._new_id()
+        id = self._way.new_id()
         question = self._question(key, id, author, vector, fuzzy=vector is not None or vector_later)
         change = PutAnswer(question, entry)
         if change.size_bytes > self._most_answer_bytes:
             return Kept(None, "too_large")
         self._make_way(question.exact)
-        self._submit(change)
+        self._way.submit(change)
         self._index(question)
         if self.listener is not None:
             self.listener.stored(key, entry, vector, author)
@@ -245,7 +234,7 @@ class Store:
         Raises:
             ValueError: the vector holds NaN or infinity.
         """
-        self._settle()
+        self._way.settle()
         own = self._view.own_question(answer_id)
         if own is None or own.entry.expired(self._clock()) or own.place != self._view.place(key):
             return "unknown_answer"
@@ -260,7 +249,7 @@ class Store:
         if question.size_bytes > self._most_answer_bytes:
             return "too_large"
         self._make_way(exact)
-        self._submit(AddQuestion(question))
+        self._way.submit(AddQuestion(question))
         self._index(question)
         if self.listener is not None:
             self.listener.aliased(key, own.entry.id, vector, author)
@@ -268,24 +257,24 @@ class Store:
 
     def forget(self, answer_id: int) -> bool:
         """Forget an answer with all its questions; False when there is none."""
-        self._settle()
+        self._way.settle()
         own = self._view.own_question(answer_id)
         if own is None:
             return False
-        self._submit(ForgetAnswer(answer_id))
+        self._way.submit(ForgetAnswer(answer_id))
         if self.listener is not None:
             self.listener.forgotten(own.entry.id)
         return True
 
     def forget_question(self, question_id: int) -> bool:
         """Forget a question; with the one that the answer was given to, the answer. False when there is none."""
-        self._settle()
+        self._way.settle()
         known = self._view.by_ids([question_id]).get(question_id)
         if known is None:
             return False
         if known.own:
             return self.forget(known.answer_id)
-        self._submit(ForgetQuestion(question_id))
+        self._way.submit(ForgetQuestion(question_id))
         self._places.remove(known.place, question_id)
         if self.listener is not None:
             self.listener.question_forgotten(known.exact, known.entry.id)
@@ -298,12 +287,12 @@ class Store:
             OSError: the file cannot be written now: they are gone while this process lives, and from the file once it
                 can be written again.
         """
-        self._settle()
+        self._way.settle()
         born_before = None if purge.older_than_s is None else self._clock() - purge.older_than_s
-        change = PurgeAnswers(purge, self._named(purge), born_before, self._next_id - 1)
+        change = PurgeAnswers(purge, self._named(purge), born_before, self._way.latest_id)
         if self.listener is not None:
             self.listener.purged(purge)
-        return await self._written(change)
+        return await self._way.written(change)
 
     async def expire(self) -> int:
         """Take what is past its time out of the file; returns how many answers. They are not found anyway.
@@ -311,19 +300,19 @@ class Store:
         Raises:
             OSError: the file cannot be written now.
         """
-        self._settle()
-        self._count_uses()
-        return await self._written(Expire(self._clock()))
+        self._way.settle()
+        self._way.count_uses()
+        return await self._way.written(Expire(self._clock()))
 
     def without_vector(self, count: int) -> list[tuple[int, int, str | None]]:
         """Some questions in the file whose vector is yet to be made, for `set_vector`: (place, question id, text)."""
-        self._settle()
+        self._way.settle()
         return self._reader.without_vector(count)
 
     def set_vector(self, place: int, question_id: int, vector: Vector | None) -> None:
         """Give a question its vector; None: it can have none, and the same words only find it."""
-        self._settle()
-        self._submit(SetVector(question_id, place, vector))
+        self._way.settle()
+        self._way.submit(SetVector(question_id, place, vector))
         if vector is None:
             return
         self._places.add(place, question_id, vector)
@@ -343,58 +332,16 @@ class Store:
         Raises:
             OSError: the file cannot be written now.
         """
-        self._count_uses()
-        await self._written(CountUses({}))
+        self._way.count_uses()
+        await self._way.written(CountUses({}))
 
     def close(self) -> None:
         """Write what is left, as far as it can be written."""
-        self._count_uses()
+        self._way.count_uses()
         self._writer.close()
         self._places.close()
         self._reader.close()
         self._disk.close()
-
-    def _settle(self) -> None:
-        """Take in what the threads did since the last call."""
-        while self._writer.done:
-            batch = self._writer.done.popleft()
-            self._take(batch)
-        self._places.settle()
-
-    def _take(self, batch: Batch) -> None:
-        for submitted in batch.submitted:
-            self._pending.remove(submitted)
-        self.evictions += batch.evicted
-        self.expirations += batch.expired
-        self.purged += batch.purged
-        if batch.emptied:
-            self._places.clear()
-            self._view.clear()
-        for place, question_id in batch.gone:
-            self._places.remove(place, question_id)
-
-    def _submit(self, change: Change, written: Future[int] | None = None) -> None:
-        self._writer.next_id, self._writer.next_place = self._next_id, self._next_place
-        self._pending.add(self._writer.submit(change, written))
-        self._settle()
-        while self._pending.bytes > self._most_pending_bytes:
-            oldest = self._writer.drop_oldest()
-            if oldest is None:
-                return
-            self._pending.remove(oldest)
-            self.evictions += isinstance(oldest.change, PutAnswer)
-
-    async def _written(self, change: Change) -> int:
-        written: Future[int] = Future()
-        written.set_running_or_notify_cancel()  # who waits may leave; the change is made all the same
-        self._submit(change, written)
-        while not written.done():
-            if self._writer.error is not None:
-                raise OSError(f"the cache file cannot be written now: {self._writer.error}")
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(finished(written), _LOOK_AGAIN_S)
-        self._settle()
-        return written.result()
 
     def _named(self, purge: Purge) -> int | None:
         """The one answer that a purge is about, 0 when there is none, None when it is about more."""
@@ -408,24 +355,18 @@ class Store:
             return None
         return named.pop() if len(named) == 1 else 0
 
-    def _count_uses(self) -> None:
-        if self._uses:
-            self._submit(CountUses(dict(self._uses)))
-            self._uses.clear()
-
     def _question(self, key: CacheKey, answer_id: int, author: str, vector: Vector | None, *, fuzzy: bool) -> Question:
         if vector is not None and not np.isfinite(vector).all():
             raise ValueError("a vector holds NaN or infinity")
         digest = self._view.place_digest(key)
         place = self._view.place(key)
         if place is None:
-            place = self._next_place
-            self._next_place += 1
+            place = self._way.new_place()
             self._view.remember_place(digest, place)
             if vector is not None:
                 self._places.begin(place, len(vector))
         return Question(
-            id=self._new_id(),
+            id=self._way.new_id(),
             answer_id=answer_id,
             place=place,
             place_digest=digest,
@@ -447,9 +388,9 @@ class Store:
         if known is None:
             return
         if known.own:
-            self._submit(ForgetAnswer(known.answer_id))
+            self._way.submit(ForgetAnswer(known.answer_id))
         else:
-            self._submit(ForgetQuestion(known.question_id))
+            self._way.submit(ForgetQuestion(known.question_id))
         self._places.remove(known.place, known.question_id)
 
     def _found(self, known: Known | None, key: CacheKey, cosine: float, ttl_s: float | None) -> Found | None:
@@ -458,8 +399,3 @@ class Store:
             return None
         cosine = 1.0 if cosine >= _SAME_COSINE else cosine
         return Found(known.question_id, known.answer_id, cosine, known.text, known.entry)
-
-    def _new_id(self) -> int:
-        id = self._next_id
-        self._next_id += 1
-        return id

@@ -36,6 +36,7 @@ class Size(msgspec.Struct, frozen=True):
         disk_bytes: used of the file; 0 without one.
         places, vectors: indexes in memory, and the vectors in them.
         waiting_vectors: questions whose vector the present embedder is yet to make.
+        evictions, expirations, purged: answers that went since the store was opened, to make room, by age, as told.
         unwritten: changes that are not in the file yet.
         unreadable: values found damaged, or encrypted with a key that is not configured.
         error: why the file cannot be written at present.
@@ -48,6 +49,9 @@ class Size(msgspec.Struct, frozen=True):
     places: int
     vectors: int
     waiting_vectors: int
+    evictions: int
+    expirations: int
+    purged: int
     unwritten: int
     unreadable: int
     error: str | None
