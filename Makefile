@@ -12,7 +12,7 @@ PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 	$$name -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo $$name && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help install run doctor test test-all lint format bench-gateway bench-streams bench-engine bench-cache bench-limits \
+.PHONY: help install run doctor test test-all lint format bench-gateway bench-streams bench-engine bench-cache bench-cache-store bench-limits \
 	bench-routing chaos kernels-report gpu-check clean
 
 help: ## list the commands
@@ -75,6 +75,9 @@ bench-engine: install ## tokens/s of the engine over HTTP, with transformers bes
 
 bench-cache: install ## hit rate and false-hit rate of the semantic cache, and its latency
 	$(BIN)/python -m bench.cache $(ARGS)
+
+bench-cache-store: install ## the cache's file with a million answers: opening, look-ups, searches, memory; takes minutes
+	$(BIN)/python -m bench.cache_store $(ARGS)
 
 bench-limits: install ## what limits in Redis cost: latency, CPU here and in Redis, with limits in memory beside them
 	$(BIN)/python -m bench.limits $(ARGS)

@@ -28,8 +28,7 @@ async def make_vectors(store: Store, batcher: Batcher) -> None:
             await asyncio.sleep(_IDLE_S)
             continue
         try:
-            for place, question_id, text in waiting:
-                await _make(store, batcher, place, question_id, text)
+            await asyncio.gather(*(_make(store, batcher, *question) for question in waiting))
             await store.flush()  # what waits is read from the file
         except Overloaded:
             await asyncio.sleep(_IDLE_S)
