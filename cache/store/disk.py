@@ -84,6 +84,7 @@ class Disk:
         )
         try:
             connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute("PRAGMA secure_delete = ON")  # what is forgotten is overwritten
             connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
             connection.execute(f"PRAGMA cache_size = -{_PAGE_CACHE_KIB}")
         except sqlite3.Error:

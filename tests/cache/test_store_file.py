@@ -21,7 +21,7 @@ import pytest
 from cache.entry import Entry
 from cache.key import CacheKey
 from cache.store.answers import Store
-from cache.store.changes import Vector
+from cache.store.changes import Purge, Vector
 from cache.store.tables import SCHEMA_VERSION
 
 MakeKey = Callable[..., CacheKey]
@@ -312,6 +312,19 @@ def test_a_file_of_another_schema_is_dropped_and_said_so(
     assert f"has schema {version}, and this program writes {SCHEMA_VERSION}: starting empty" in caplog.text
     store = opened(tmp_path)
     assert answer(store, make_key("a")) == b"a" * 20
+    store.close()
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_what_was_purged_is_nowhere_on_disk(
+    tmp_path: Path, make_key: MakeKey, make_entry: MakeEntry, everything: bool
+) -> None:
+    filled(tmp_path, make_key, make_entry, [SECRET, "a", "b"])
+    assert SECRET.encode() in everything_in(tmp_path)
+    store = opened(tmp_path)
+    purge = Purge() if everything else Purge(exact=make_key(SECRET).exact)
+    assert asyncio.run(store.purge(purge)) == (3 if everything else 1)
+    assert SECRET.encode() not in everything_in(tmp_path)
     store.close()
 
 
