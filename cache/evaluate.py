@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--promise", type=_share, metavar="RATE", help="decide by a promise of at most this share of wrong hits instead"
     )
-    parser.add_argument("--audit-rate", type=_share, default=0.1, metavar="RATE", help="under a promise; default 0.1")
+    parser.add_argument("--audit-rate", type=_share, default=0.05, metavar="RATE", help="under a promise; default 0.05")
     parser.add_argument(
         "--mode",
         choices=("serve", "certify", "shadow"),

@@ -109,7 +109,7 @@ def evaluate(
     promise: Annotated[
         float | None, typer.Option(min=0, max=1, help="Decide by a promise of at most this share of wrong hits.")
     ] = None,
-    audit_rate: Annotated[float, typer.Option(min=0, max=1, help="Share of hits compared, under a promise.")] = 0.1,
+    audit_rate: Annotated[float, typer.Option(min=0, max=1, help="Share of hits compared, under a promise.")] = 0.05,
     mode: Annotated[str, typer.Option(help="Under a promise: serve, certify or shadow.")] = "serve",
     config: ConfigOption = None,
     as_json: JsonOption = False,
