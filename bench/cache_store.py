@@ -140,6 +140,9 @@ async def measure(folder: Path, options: argparse.Namespace) -> list[Row]:
     setting = f"a partition of {options.large:,}"
     (first,) = await timed(large, [0])
     rows.append(Row.of("first_search", "tierline", f"{setting}, read from the file", "ms", [first]))
+    rows += percentiles("search", f"{setting}, its cells being made", await timed(large, list(range(200))))
+    while store.size().loading:  # noqa: ASYNC110 - the thread that builds tells nobody
+        await asyncio.sleep(0.05)
     rows += percentiles("search", f"{setting}, with texts and answers", await timed(large, list(range(2000))))
     rows.append(Row.of("memory_added", "tierline", f"{size}, {setting} in use", "MiB", [rss_mib() - before]))
 

@@ -27,6 +27,8 @@ _log = logging.getLogger(__name__)
 _RECONNECT_FROM_S, _RECONNECT_TO_S = 0.05, 1.0
 # Storing, statistics and purging happen beside the request path and may wait for the model.
 _PATIENT_S = 10.0
+# Of a million answers the file is rewritten in some twenty seconds.
+_PURGE_S = 120.0
 # Replies come in any order, so a slow reader must not make the gateway hold endless requests.
 _MAX_UNSENT_BYTES = 32 * 1024 * 1024
 
@@ -255,7 +257,7 @@ class CacheClient:
             CacheUnavailable: the process cannot answer now.
         """
         request = wire.PurgeRequest(self._next_id(), scopes, model, older_than_s, tag, policy, exact)
-        reply = await self._ask(request, wire.PurgeReply, _PATIENT_S)
+        reply = await self._ask(request, wire.PurgeReply, _PURGE_S)
         return Purged(reply.removed, reply.confirmed, reply.unconfirmed)
 
     async def embed(self, texts: list[str], *, as_questions: bool = False) -> list[list[float]]:

@@ -44,8 +44,7 @@ from cache.store.writer import Writer
 MAX_ALIASES = 32
 MAX_ALIASES_OF_AUTHOR = 8
 _log = logging.getLogger(__name__)
-# Numbers of 16 bits make a text beside itself a little less than 1.
-_SAME_COSINE = 1 - 1e-4
+_SAME_COSINE = 1 - 1e-4  # numbers of 16 bits make a text beside itself a little less than 1
 _SHARE_OF_ONE_ANSWER = 8
 _SEARCHES = 3
 
@@ -94,8 +93,7 @@ class Store:
 
     def size(self) -> Size:
         self._way.settle()
-        totals, in_memory = self._writer.totals, self._disk.in_memory
-        used = self._writer.used_bytes
+        totals, used, in_memory = self._writer.totals, self._writer.used_bytes, self._disk.in_memory
         return Size(
             answers=len(self),
             questions=totals.questions + self._pending.questions,
@@ -103,6 +101,7 @@ class Store:
             disk_bytes=0 if in_memory else used,
             places=len(self._places),
             vectors=self._places.vectors,
+            loading=self._places.loading,
             waiting_vectors=totals.waiting,
             evictions=self._way.evictions,
             expirations=self._way.expirations,
@@ -318,13 +317,12 @@ class Store:
         self._places.add(place, question_id, vector)
         known = self._view.by_ids([question_id]).get(question_id)
         names = self._reader.place_key(place)
-        if self.listener is None or known is None or names is None:
-            return
-        key = CacheKey(known.scope, *names, known.text, known.exact)
-        if known.own:
-            self.listener.stored(key, known.entry, vector, known.author)
-        else:
-            self.listener.aliased(key, known.entry.id, vector, known.author)
+        if self.listener is not None and known is not None and names is not None:
+            key = CacheKey(known.scope, *names, known.text, known.exact)
+            if known.own:
+                self.listener.stored(key, known.entry, vector, known.author)
+            else:
+                self.listener.aliased(key, known.entry.id, vector, known.author)
 
     async def flush(self) -> None:
         """Wait until everything up to now is in the file.

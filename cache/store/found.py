@@ -35,6 +35,7 @@ class Size(msgspec.Struct, frozen=True):
         bytes: in memory: indexes, what is not written yet, and without a file the answers, too.
         disk_bytes: used of the file; 0 without one.
         places, vectors: indexes in memory, and the vectors in them.
+        loading: indexes that are being read or built.
         waiting_vectors: questions whose vector the present embedder is yet to make.
         evictions, expirations, purged: answers that went since the store was opened, to make room, by age, as told.
         unwritten: changes that are not in the file yet.
@@ -48,6 +49,7 @@ class Size(msgspec.Struct, frozen=True):
     disk_bytes: int
     places: int
     vectors: int
+    loading: int
     waiting_vectors: int
     evictions: int
     expirations: int

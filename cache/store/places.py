@@ -67,6 +67,10 @@ class Places:
         return len(self._loaded)
 
     @property
+    def loading(self) -> int:
+        return len(self._loading)
+
+    @property
     def vectors(self) -> int:
         return sum(len(index) for index in self._loaded.values())
 
