@@ -12,8 +12,8 @@ PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 	$$name -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo $$name && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help install run doctor test test-all lint format bench-gateway bench-streams bench-engine bench-cache bench-cache-store bench-limits \
-	bench-routing chaos kernels-report gpu-check clean
+.PHONY: help install run doctor test test-all lint format bench-gateway bench-streams bench-engine bench-cache \
+	bench-embedding bench-cache-store bench-limits bench-routing chaos kernels-report gpu-check clean
 
 help: ## list the commands
 	@grep -hE '^[a-z][a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -73,8 +73,11 @@ bench-streams: install ## thousands of streams on one worker: memory, CPU, lost 
 bench-engine: install ## tokens/s of the engine over HTTP, with transformers beside it
 	$(BIN)/python -m bench.engine $(ARGS)
 
-bench-cache: install ## hit rate and false-hit rate of the semantic cache, and its latency
+bench-cache: install ## hit rate and false-hit rate of the semantic cache
 	$(BIN)/python -m bench.cache $(ARGS)
+
+bench-embedding: install ## what a vector costs on each backend and what it does to decisions; look-ups; other traffic
+	$(BIN)/python -m bench.embedding $(ARGS)
 
 bench-cache-store: install ## the cache's file with a million answers: opening, look-ups, searches, memory; takes minutes
 	$(BIN)/python -m bench.cache_store $(ARGS)

@@ -1,4 +1,4 @@
-"""The semantic cache on public questions: how often it hits, how often it is wrong, and how long a look-up takes.
+"""The semantic cache on public questions: how often it hits and how often it is wrong.
 
 Beside it, with the same embedder, the rule that other gateways use: the nearest question by cosine similarity alone,
 taken as typed, with nothing refused. Every run shuffles the stream with another seed. Labels are the data sets' own; in
@@ -12,22 +12,16 @@ Banking77 many "wrong" hits are equal questions with different labels ("How to v
                      what the guards alone object to is counted, too
     .../typed        questions and the same as typed in haste: no capitals, no mark at the end; every miss is a loss
 
-    TIERLINE_DATA=FOLDER python -m bench.cache [--part static|promise] [--runs 3] [--requests 300]
+    TIERLINE_DATA=FOLDER python -m bench.cache [--part static|promise] [--runs 3]
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import csv
 import gzip
 import os
 import random
-import resource
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,14 +30,11 @@ import numpy as np
 from bench.cache_online import examples, measure_bounds, measure_offline, measure_online, published
 from bench.cache_swaps import swaps
 from bench.report import Row, report
-from cache.client import CacheClient
 from cache.embedding.embedder import Embedder, Vectors
-from cache.entry import Entry
 from cache.evaluation.files import Pair
 from cache.evaluation.pairs import evaluate_pairs
 from cache.evaluation.result import Summary
 from cache.evaluation.stream import evaluate_stream
-from cache.key import CacheKey, build_key
 from cache.store.index import VectorIndex
 from cache.verifier.corpus import STREAMS, Asked, banking77, clinc150
 from cache.words.guards import objection
@@ -181,102 +172,26 @@ def measure_typed(data: Path, embedder: Remembering) -> Iterator[Row]:
             yield Row.of("recall", PEER, setting, "share", [float((cosines >= threshold).mean())])
 
 
-async def measure_process(socket: Path, runs: int, requests: int) -> list[Row]:
-    """Look-ups through the real process and its socket: one at a time, then 32 at a time."""
-    exact_p50, semantic_p50, semantic_p99, throughput = [], [], [], []
-    async with CacheClient(socket, timeout_ms=60_000) as client:
-        if not await client.wait_ready(120) or client.state != "ready":
-            raise RuntimeError("the cache process did not load its embedder")
-        for run in range(runs):
-            keys = [_key(f"What is the capital of country number {run} {i} of the list?") for i in range(requests)]
-            now = time.time()
-            entry = Entry("x", b"{}" * 200, "m", "small", 1, 1, 1, now, now + 3600, keys[0].text)
-            await client.store(keys[0], entry, "semantic")
-            exact = [await _timed(client, keys[0]) for _ in range(requests)]
-            semantic = [await _timed(client, key) for key in keys[1 : requests // 2]]
-            exact_p50.append(_quantile(exact, 0.5))
-            semantic_p50.append(_quantile(semantic, 0.5))
-            semantic_p99.append(_quantile(semantic, 0.99))
-            started = time.perf_counter()
-            gate = asyncio.Semaphore(32)
-
-            async def one(key: CacheKey, gate: asyncio.Semaphore = gate) -> None:
-                async with gate:
-                    await client.lookup(key, "semantic", 0.95)
-
-            rest = keys[requests // 2 :]
-            await asyncio.gather(*(one(key) for key in rest))
-            throughput.append(len(rest) / (time.perf_counter() - started))
-    return [
-        Row.of("lookup_p50", "tierline", "exact, one at a time", "ms", exact_p50),
-        Row.of("lookup_p50", "tierline", "semantic, 15 tokens, one at a time", "ms", semantic_p50),
-        Row.of("lookup_p99", "tierline", "semantic, 15 tokens, one at a time", "ms", semantic_p99),
-        Row.of("lookups_per_second", "tierline", "semantic, 15 tokens, 32 at a time", "1/s", throughput),
-    ]
-
-
-def _key(text: str) -> CacheKey:
-    payload = {"model": "auto", "messages": [{"role": "user", "content": text}]}
-    return build_key(payload, scope="team:bench", model_group="auto")
-
-
-async def _timed(client: CacheClient, key: CacheKey) -> float:
-    started = time.perf_counter()
-    await client.lookup(key, "semantic", 0.95)
-    return (time.perf_counter() - started) * 1000
-
-
-def _quantile(values: list[float], q: float) -> float:
-    return sorted(values)[round(q * (len(values) - 1))]
-
-
-def measure_cpu(embedder: Embedder, runs: int) -> Iterator[Row]:
-    """CPU time of the model per text, which other load on the machine disturbs little."""
-    for words, batch in ((8, 1), (8, 8), (48, 1), (200, 1)):
-        texts = [" ".join(["word"] * words)] * batch
-        values = []
-        for _ in range(runs):
-            before = time.process_time()
-            for _ in range(20):
-                embedder.embed(texts)
-            values.append((time.process_time() - before) / 20 / batch * 1000)
-        yield Row.of("embedding_cpu_per_text", "tierline", f"{words + 2} tokens, batch {batch}", "ms", values)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=os.environ.get("TIERLINE_DATA"), help="or TIERLINE_DATA")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--part", choices=("all", "static", "promise"), default="all")
-    parser.add_argument("--requests", type=int, default=300, help="look-ups per run through the process")
     options = parser.parse_args()
     if options.data is None:
         parser.error("name the folder of data sets with --data or TIERLINE_DATA")
-    embedder = Embedder("all-MiniLM-L6-v2", threads=1)
-    remembering = Remembering(embedder)
+    remembering = Remembering(Embedder("all-MiniLM-L6-v2", threads=1))
     if options.part in ("all", "static"):
-        report("cache", measure_static(options.data, embedder, remembering, options.runs, options.requests))
+        report("cache", measure_static(options.data, remembering, options.runs))
     if options.part in ("all", "promise"):
         report("cache_promise", measure_promise(options.data, remembering, options.runs))
 
 
-def measure_static(data: Path, embedder: Embedder, remembering: Remembering, runs: int, requests: int) -> Iterator[Row]:
-    """The process, pairs, and streams by the rule without a promise."""
-    with tempfile.TemporaryDirectory() as folder:
-        socket = Path(folder) / "s"
-        with subprocess.Popen(
-            [sys.executable, "-m", "cache", "--socket", str(socket)], stderr=subprocess.DEVNULL
-        ) as process:
-            try:
-                yield from asyncio.run(measure_process(socket, runs, requests))
-            finally:
-                process.terminate()
-    yield from measure_cpu(embedder, runs)
+def measure_static(data: Path, remembering: Remembering, runs: int) -> Iterator[Row]:
+    """Pairs, and streams by the rule without a promise."""
     yield from measure_pairs(data, remembering)
     yield from measure_typed(data, remembering)
     yield from measure_streams(data, remembering, runs)
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-    yield Row.of("peak_memory", "tierline", "cache process", "MiB", [peak])
 
 
 def measure_promise(data: Path, remembering: Remembering, runs: int) -> Iterator[Row]:

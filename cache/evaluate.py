@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from cache.embedding.embedder import Embedder, EmbedderError
+from cache.embedding.embedder import BACKENDS, Embedder, EmbedderError
 from cache.evaluation.files import InvalidFile, Pair, read_pairs, read_stream
 from cache.evaluation.pairs import evaluate_pairs
 from cache.evaluation.result import Decision, Evaluation, Summary
@@ -61,13 +61,20 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--min-audited", type=_count, default=300, metavar="N", help="proven by at least N audits")
     parser.add_argument("--embedder", default="all-MiniLM-L6-v2", help="sentence-transformers model: name or folder")
+    parser.add_argument("--embedder-backend", choices=BACKENDS, default="auto", help="what computes the vectors")
+    parser.add_argument("--embedders-dir", type=Path, help="of ONNX files; default: the user's cache folder")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="summary and every decision as JSON")
     options = parser.parse_args(arguments)
     try:
         pairs = read_pairs(options.pairs) if options.pairs else []
         stream = read_stream(options.stream) if options.stream else []
-        embedder = Embedder(options.embedder, threads=options.threads)
+        embedder = Embedder(
+            options.embedder,
+            backend=options.embedder_backend,
+            threads=options.threads,
+            store=options.embedders_dir,
+        )
     except InvalidFile as error:
         print(f"tierline: {error}", file=sys.stderr)
         return 2

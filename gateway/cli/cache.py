@@ -120,9 +120,11 @@ def evaluate(
     """
     if (pairs is None) == (stream is None):
         fail("give either --pairs FILE.tsv or --stream FILE.tsv.", Exit.USAGE)
-    settings = settings_or_exit(config).cache
+    platform = settings_or_exit(config)
+    settings, folder = platform.cache, platform.storage.data_dir / "embedders"
     # A process of its own: the embedder's libraries have no place in the gateway's commands.
     command = [sys.executable, "-m", "cache.evaluate", "--embedder", settings.embedder]
+    command += ["--embedder-backend", settings.embedder_backend, "--embedders-dir", str(folder)]
     command += ["--threshold", str(settings.similarity_threshold if threshold is None else threshold)]
     command += ["--threads", str(settings.threads)]
     if promise is not None:

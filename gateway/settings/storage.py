@@ -25,7 +25,7 @@ class CacheSettings(Strict):
     enabled: bool = True
     embedder: str = "all-MiniLM-L6-v2"
     embedder_backend: Literal["auto", "torch", "onnx", "onnx-int8"] = Field(
-        "auto", description="What computes the vectors; another one starts an empty semantic cache."
+        "auto", description="What computes the vectors; after a change every question gets a new one."
     )
     similarity_threshold: float = Field(0.95, gt=0, le=1)
     ttl_seconds: float = Field(86_400, gt=0)
