@@ -1,8 +1,9 @@
 """`tierline up`: starts the processes in order, restarts what falls, drains and stops everything.
 
 It promises that a stage starts when the one before is ready, that a process that falls is started again with growing
-pauses, that a stop asks the gateway first and waits for its running answers, and that nothing is left behind. What
-runs is decided in `processes.py`; one process is `child.py`.
+pauses, that a stop asks the gateway first and waits for its running answers, and that nothing is left behind; all of it
+also while the disk is full and nobody reads what is reported. What runs is decided in `processes.py`; one process is
+`child.py`.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ class Timing:
     backoff_start_s: float = 0.5
     backoff_cap_s: float = 30.0
     stable_s: float = 60.0
+
+
+CANNOT_RUN = 126  # as a shell says it
 
 
 class StartFailed(Exception):
@@ -133,14 +137,20 @@ class Supervisor:
             yield [spec for spec in self._specs if spec.stage == stage]
 
     def _report(self, event: Event) -> None:
+        """Say what happened. Never fails: a full disk or a closed pipe costs a line, not a process."""
         if self._state_file:
-            state = {name: keeper.state() for name, keeper in self._keepers.items()}
-            new = self._state_file.with_name(self._state_file.name + ".new")
-            new.write_text(json.dumps({"pid": os.getpid(), "state": event.kind, "processes": state}, indent=2) + "\n")
-            with contextlib.suppress(FileNotFoundError):
-                shutil.copymode(self._state_file, new)  # whoever was let in to read it stays so
-            new.replace(self._state_file)
-        self._report_to(event)
+            with contextlib.suppress(OSError):
+                self._write_state(self._state_file, event)
+        with contextlib.suppress(OSError):
+            self._report_to(event)
+
+    def _write_state(self, path: Path, event: Event) -> None:
+        state = {name: keeper.state() for name, keeper in self._keepers.items()}
+        new = path.with_name(path.name + ".new")
+        new.write_text(json.dumps({"pid": os.getpid(), "state": event.kind, "processes": state}, indent=2) + "\n")
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copymode(path, new)  # whoever was let in to read it stays so
+        new.replace(path)
 
 
 class _Keeper:
@@ -193,15 +203,20 @@ class _Keeper:
         while not self._stopping:
             self._set("starting", {"address": self.child.spec.address})
             began = time.monotonic()
+            ready = False
+            code = CANNOT_RUN
             try:
                 await self.child.start()
             except OSError as error:
-                self._give_up(f"{self._name} cannot be run: {error}")
-                return
-            exited = asyncio.create_task(self.child.wait())
-            ready = await self._until_ready(exited, began)
-            ready_at = time.monotonic()
-            code = await exited
+                if not self._settled.is_set():
+                    self._give_up(f"{self._name} cannot be run: {error}")
+                    return
+                self.child.log.write(f"cannot be run: {error}")  # no memory, say, or no descriptors: for now
+            else:
+                exited = asyncio.create_task(self.child.wait())
+                ready = await self._until_ready(exited, began)
+                ready_at = time.monotonic()
+                code = await exited
             if self._stopping or self._failure:
                 return
             self._status = "exited"

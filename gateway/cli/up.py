@@ -60,7 +60,10 @@ def up(
                 supervisor = Supervisor(
                     specs, log_dir=data_dir / "log", report=report, state_file=data_dir / "run" / "up.json"
                 )
-                asyncio.run(_supervise(supervisor))
+                try:
+                    asyncio.run(_supervise(supervisor))
+                finally:
+                    _let_go_of_output()
     except AlreadyLocked as error:
         fail(f"Tierline is already running on {data_dir} ({error.note or 'unknown process'}): stop that one first.")
     except (ModelError, CannotStart) as error:
@@ -143,6 +146,15 @@ def _first_admin_key(settings: Settings) -> Path | None:
     except (DatabaseError, InvalidSecret, SecretMismatch) as error:
         raise CannotStart(str(error)) from error
     return path if path.exists() else None
+
+
+def _let_go_of_output() -> None:
+    """Lines that nobody could take must not make the end look like a failure: Python would try them once more."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _take_interrupts() -> None:

@@ -361,3 +361,44 @@ async def test_the_log_holds_every_line_with_its_time(stage: Stage) -> None:
     assert texts[0] == "a"
     assert "".join(texts[1:-1]) == "b" * 200_000
     assert texts[-1] == "é without newline"
+
+
+async def test_a_full_disk_and_a_closed_pipe_cost_lines_and_no_process(stage: Stage) -> None:
+    """What is reported goes to a terminal, a pipe or a file, and the state to a disk: each may be gone or full."""
+    supervisor = stage.supervisor(stage.spec("falls", "falls"), stage.spec("drains", "drains", stage=1))
+
+    def report(event: Event) -> None:
+        stage._report(event)
+        raise BrokenPipeError(32, "Broken pipe")
+
+    supervisor._report_to = report
+    (stage.folder / "a file").touch()
+    supervisor._state_file = stage.folder / "a file" / "state.json"
+    running = asyncio.create_task(supervisor.run())
+    await stage.event(lambda event: len(stage.seen("exited")) >= 3 and "drains" in stage.seen("ready"))
+    supervisor.request_stop()
+    await until(lambda: "drains term" in stage.journal())
+    assert not running.done()
+    (stage.folder / "drained").touch()
+    await running
+    assert stage.journal().count("drains end") == 1
+    assert alive(stage.pids()) == set()
+
+
+async def test_a_process_that_cannot_be_started_again_for_now_is_tried_until_it_can(stage: Stage) -> None:
+    supervisor = stage.supervisor(stage.spec("falls", "falls"))
+    running = await run_until_up(stage, supervisor)
+    child = supervisor._keepers["falls"].child
+    start, attempts = child.start, []
+
+    async def fails() -> None:
+        attempts.append(time.monotonic())
+        if len(attempts) < 3:
+            raise OSError(12, "Cannot allocate memory")
+        await start()
+
+    child.start = fails  # type: ignore[method-assign]
+    await stage.event(lambda event: event.kind == "ready" and len(attempts) >= 3)
+    supervisor.request_stop()
+    await running
+    assert "Cannot allocate memory" in (stage.folder / "log" / "falls.log").read_text()

@@ -10,9 +10,11 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from typer.testing import CliRunner
@@ -309,3 +311,39 @@ def test_a_schema_for_others_is_for_others(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "gateway.cli", "policy", "schema", "--write", str(tmp_path / "schema.json")]
     subprocess.run(command, check=True, umask=0o022)
     assert stat.S_IMODE((tmp_path / "schema.json").stat().st_mode) == 0o644
+
+
+@pytest.mark.parametrize("output", ["a reader that leaves", "a full disk"])
+def test_it_runs_and_stops_as_ever_when_nobody_takes_its_output(config: Path, output: str, free_port: int) -> None:
+    command = [*COMMAND, "--config", str(config)]
+    if output == "a full disk":
+        with open("/dev/full", "w") as full:
+            process = subprocess.Popen(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    else:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+    try:
+        deadline = time.monotonic() + 60
+        while not answers(free_port):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        assert process.stderr is not None
+        with process.stderr as said:
+            assert said.read() == ""
+        assert json.loads((config.parent / "var/run/up.json").read_text())["state"] == "stopped"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def answers(port: int) -> bool:
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/health/live", timeout=5) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
