@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from policies import yamlfile
+from policies.leftovers import Leftover, without_leftovers
 from policies.rules import Rule, compile_rules
 from policies.schema import NOT_YET, AppliesTo, Budget, CachePolicy, Limits, PolicyDocument
 from policies.yamlfile import Document, InvalidFile, Problem
@@ -228,6 +229,7 @@ def load_file(
         schema = yamlfile.validate(kept, PolicyDocument)
     except InvalidFile as error:
         raise InvalidFile(_in_order(problems + error.problems)) from error
+    schema, leftovers = without_leftovers(schema)
     rules, faults = compile_rules(document, schema.routes)
     problems += faults
     problems += _unknown_models(document, schema, models_served)
@@ -235,7 +237,7 @@ def load_file(
         raise InvalidFile(_in_order(problems))
     served = None if tiers_served is None else tuple(tiers_served)
     policy = Policy(schema, str(path), _hash([text]), tuple(rules), served)
-    return policy, document, _in_order(_warnings(document, policy))
+    return policy, document, _in_order(_warnings(document, policy, leftovers))
 
 
 def _hash(texts: Iterable[str]) -> str:
@@ -280,12 +282,14 @@ def _unknown_models(document: Document, schema: PolicyDocument, known: Collectio
     return found
 
 
-def _warnings(document: Document, policy: Policy) -> list[Problem]:
+def _warnings(document: Document, policy: Policy, leftovers: Sequence[Leftover]) -> list[Problem]:
     found: list[Problem] = []
 
     def warn(path: Location, message: str) -> None:
         found.append(replace(document.problem(path, message), severity="warning"))
 
+    for place, message in leftovers:
+        warn(place, message)
     always: Rule | None = None
     seen: dict[str, Rule] = {}
     for rule in policy.rules:

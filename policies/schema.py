@@ -60,6 +60,10 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+# Keys of `cache` that say how a promise is kept.
+PROMISE_KEYS: Final = ("promise", "audit_rate", "min_audited", "judge", "judge_tier")
+
+
 class AppliesTo(Strict):
     """Whom the policy is for. Every list that is given must contain the request's value; none given means everybody.
 
@@ -89,12 +93,6 @@ class OnAbort(Strict):
     max_time: Duration = Field(30.0, description="With drain: how long to read on, such as 30s.")
     max_tokens: int = Field(4096, ge=1, description="With drain: how many more tokens of output to read.")
 
-    @model_validator(mode="after")
-    def _nothing_ignored(self) -> Self:
-        if self.mode != "drain" and self.model_fields_set & {"max_time", "max_tokens"}:
-            raise ValueError("'max_time' and 'max_tokens' have a meaning only with 'mode: drain'")
-        return self
-
 
 class Route(Strict):
     """One rule. The first whose `when` is true decides; a rule without `when` always matches."""
@@ -114,8 +112,6 @@ class Route(Strict):
     def _one_target(self) -> Self:
         if (self.tier is None) == (self.model is None):
             raise ValueError("a route needs either 'tier' or 'model'")
-        if self.quality_target is not None and self.tier != "auto":
-            raise ValueError("'quality_target' has a meaning only with 'tier: auto'")
         return self
 
 
@@ -167,22 +163,16 @@ class CachePolicy(Strict):
     judge_tier: TierName | None = Field(None, description="Tier of the model that judges, with 'judge: model'.")
 
     @model_validator(mode="after")
-    def _nothing_ignored(self) -> Self:
-        if self.threshold is not None and self.mode != "semantic":
-            raise ValueError("'threshold' has a meaning only with 'mode: semantic'")
-        if self.ttl is not None and self.mode == "off":
-            raise ValueError("'ttl' has no meaning with 'mode: off'")
-        if self.mode == "off" and (self.allow or self.share_tiers):
-            raise ValueError(f"'{'allow' if self.allow else 'share_tiers'}' has no meaning with 'mode: off'")
+    def _consistent(self) -> Self:
         if len(set(self.allow)) != len(self.allow):
             raise ValueError("'allow' names a reason twice")
+        if self.mode != "semantic":
+            return self  # what has an effect only with it is passed over: `leftovers.py`
         if self.max_false_hit_rate is None:
-            for name in ("promise", "audit_rate", "min_audited", "judge", "judge_tier"):
+            for name in PROMISE_KEYS:
                 if name in self.model_fields_set:
                     raise ValueError(f"'{name}' has a meaning only with 'max_false_hit_rate'")
             return self
-        if self.mode != "semantic":
-            raise ValueError("'max_false_hit_rate' has a meaning only with 'mode: semantic'")
         if self.threshold is not None:
             raise ValueError(
                 "'threshold' has no meaning with 'max_false_hit_rate', which finds its own: drop one of them"

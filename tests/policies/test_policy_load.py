@@ -13,7 +13,7 @@ import yaml
 from policies import schema
 from policies.check import check
 from policies.load import Subject, bucket, load, load_file
-from policies.schema import PolicyDocument
+from policies.schema import CachePolicy, PolicyDocument
 from policies.yamlfile import InvalidFile, Problem
 from tests.policies.policy_files import EVERYBODY, policy, write
 
@@ -31,10 +31,6 @@ def problems(folder: Path, **options: list[str]) -> list[Problem]:
     [
         ("rouets: []\n", 4, "unknown key 'rouets'", "routes"),
         ("cache: {mode: semantik}\n", 4, "must be one of", "semantic"),
-        ("cache:\n  mode: exact\n  threshold: 0.9\n", 4, "only with 'mode: semantic'", None),
-        ("cache: {mode: 'off', ttl: 1h}\n", 4, "no meaning with 'mode: off'", None),
-        ("cache: {mode: 'off', share_tiers: true}\n", 4, "'share_tiers' has no meaning with 'mode: off'", None),
-        ("cache: {mode: 'off', allow: [personal]}\n", 4, "'allow' has no meaning with 'mode: off'", None),
         ("cache: {allow: [personal, personal]}\n", 4, "names a reason twice", None),
         ("cache: {allow: [time-bound]}\n", 4, "must be one of", "time_bound"),
         ("cache: {ttl: 24}\n", 4, "whole number and a unit", None),
@@ -42,7 +38,6 @@ def problems(folder: Path, **options: list[str]) -> list[Problem]:
         ("routes:\n  - tier: huge\n", 5, "must be one of", None),
         ("routes:\n  - name: x\n", 5, "either 'tier' or 'model'", None),
         ("routes:\n  - {tier: small, model: m}\n", 5, "either 'tier' or 'model'", None),
-        ("routes:\n  - {tier: small, quality_target: 0.9}\n", 5, "only with 'tier: auto'", None),
         ("routes:\n  - when: taks == 'chat'\n    tier: small\n", 5, "unknown variable 'taks'", "task"),
         (
             "routes:\n  - when: |\n      stream &&\n      taks == 'chat'\n    tier: small\n",
@@ -51,8 +46,6 @@ def problems(folder: Path, **options: list[str]) -> list[Problem]:
             "task",
         ),
         ("fallback: [small, small]\n", 1, "names a tier twice", None),
-        ("on_abort: {mode: cancel, max_time: 30s}\n", 4, "only with 'mode: drain'", None),
-        ("on_abort: {max_tokens: 10}\n", 4, "only with 'mode: drain'", None),
         ("on_abort: {mode: drian}\n", 4, "must be one of", "drain"),
         ("routes:\n  - {tier: small, on_abort: {mode: drain, max_tokens: 0}}\n", 5, "greater than or equal to 1", None),
         ("limits: {requests_per_minute: 0}\n", 4, "greater than or equal to 1", None),
@@ -61,7 +54,6 @@ def problems(folder: Path, **options: list[str]) -> list[Problem]:
         ("cache: {max_false_hit_rate: 0}\n", 4, "greater than 0", None),
         ("cache: {max_false_hit_rate: 1}\n", 4, "less than or equal to 0.5", None),
         ("cache: {max_false_hit_rat: 0.01}\n", 4, "unknown key 'max_false_hit_rat'", "max_false_hit_rate"),
-        ("cache: {mode: exact, max_false_hit_rate: 0.01}\n", 4, "only with 'mode: semantic'", None),
         ("cache: {threshold: 0.9, max_false_hit_rate: 0.01}\n", 4, "drop one of them", None),
         ("cache: {audit_rate: 0.1}\n", 4, "only with 'max_false_hit_rate'", None),
         ("cache: {promise: shadow}\n", 4, "only with 'max_false_hit_rate'", None),
@@ -82,6 +74,35 @@ def test_faults(tmp_path: Path, body: str, line: int, words: str, suggestion: st
     assert problem.line == line
     assert words in problem.message
     assert problem.suggestion == suggestion
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "words"),
+    [
+        ("cache:\n  mode: off\n  ttl: 24h\n", 6, "'ttl' has no effect with 'mode: off'"),
+        ("cache: {mode: 'off', share_tiers: true}\n", 4, "'share_tiers' has no effect with 'mode: off'"),
+        ("cache: {mode: 'off', allow: [personal]}\n", 4, "'allow' has no effect with 'mode: off'"),
+        ("cache: {mode: 'off', max_false_hit_rate: 0.01}\n", 4, "'max_false_hit_rate' has no effect with 'mode: off'"),
+        ("cache:\n  mode: exact\n  threshold: 0.9\n", 6, "only with 'mode: semantic'"),
+        ("cache: {mode: exact, max_false_hit_rate: 0.01}\n", 4, "only with 'mode: semantic'"),
+        ("cache: {mode: exact, judge_tier: small}\n", 4, "only with 'mode: semantic'"),
+        ("routes:\n  - {tier: small, quality_target: 0.9}\n", 5, "only with 'tier: auto'"),
+        ("on_abort: {mode: cancel, max_time: 31s}\n", 4, "only with 'mode: drain'"),
+        ("on_abort: {max_tokens: 10}\n", 4, "only with 'mode: drain'"),
+        ("routes:\n  - {tier: small, on_abort: {mode: count, max_tokens: 9}}\n", 5, "only with 'mode: drain'"),
+    ],
+)
+def test_what_is_left_over_is_named_and_does_nothing(tmp_path: Path, body: str, line: int, words: str) -> None:
+    """One word changed, such as the mode of the cache, must count at once: nobody deletes the rest first."""
+    loaded = load(write(tmp_path, p=policy("p", body)))
+    (warning,) = loaded.warnings
+    assert (warning.line, warning.severity) == (line, "warning")
+    assert words in warning.message
+    document = loaded.policies[0].document
+    assert document.cache == CachePolicy(mode=document.cache.mode)
+    assert all(route.quality_target is None for route in document.routes)
+    for on_abort in (document.on_abort, *(route.on_abort for route in document.routes)):
+        assert on_abort is None or (on_abort.max_time, on_abort.max_tokens) == (30.0, 4096)
 
 
 @pytest.mark.parametrize("written", ["off", "'off'", "exact", "semantic"])

@@ -1,0 +1,56 @@
+"""Keys that have no effect because of another one, such as `ttl` with `mode: off`: they are named, and they do nothing.
+
+Whoever turns the cache off in a hurry changes one word. Were what is left over an error, the whole edit would be
+refused and the cache stay on; so it is a warning, and the keys are dropped before anything can act on them.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from policies.schema import PROMISE_KEYS, CachePolicy, OnAbort, PolicyDocument, Strict
+from policies.yamlread import Location
+
+ModelT = TypeVar("ModelT", bound=Strict)
+
+Leftover = tuple[Location, str]
+
+
+def without_leftovers(document: PolicyDocument) -> tuple[PolicyDocument, list[Leftover]]:
+    """The document as it acts, and the path of each key that was dropped, with a sentence on why."""
+    found: list[Leftover] = []
+    routes = []
+    for index, route in enumerate(document.routes):
+        path: Location = ("routes", index)
+        if route.tier != "auto":
+            route = _drop(route, ("quality_target",), path, "has an effect only with 'tier: auto'", found)
+        if route.on_abort is not None:
+            route = route.model_copy(update={"on_abort": _on_abort(route.on_abort, (*path, "on_abort"), found)})
+        routes.append(route)
+    on_abort = _on_abort(document.on_abort, ("on_abort",), found)
+    update = {"routes": tuple(routes), "on_abort": on_abort, "cache": _cache(document.cache, found)}
+    return (document.model_copy(update=update) if found else document), found
+
+
+def _on_abort(given: OnAbort, path: Location, found: list[Leftover]) -> OnAbort:
+    if given.mode == "drain":
+        return given
+    return _drop(given, ("max_time", "max_tokens"), path, "has an effect only with 'mode: drain'", found)
+
+
+def _cache(given: CachePolicy, found: list[Leftover]) -> CachePolicy:
+    if given.mode == "off":
+        names = tuple(name for name in CachePolicy.model_fields if name != "mode")
+        return _drop(given, names, ("cache",), "has no effect with 'mode: off'", found)
+    if given.mode == "exact":
+        names = ("threshold", "max_false_hit_rate", *PROMISE_KEYS)
+        return _drop(given, names, ("cache",), "has an effect only with 'mode: semantic'", found)
+    return given
+
+
+def _drop(given: ModelT, names: tuple[str, ...], path: Location, why: str, found: list[Leftover]) -> ModelT:
+    """A copy in which these keys have their defaults; those that said something are added to `found`."""
+    said = [name for name in names if name in given.model_fields_set and getattr(given, name) is not None]
+    found += [((*path, name), f"'{name}' {why}: it is passed over.") for name in said]
+    fields = type(given).model_fields
+    return given.model_copy(update={name: fields[name].default for name in said}) if said else given
