@@ -37,6 +37,7 @@ class ProcessSpec:
 
     When an essential process ends before it was ever ready, the whole start has failed; one that is not essential is
     tried again while the others serve. `stop_timeout_s` is how long it may take after SIGTERM before it is killed.
+    `notable` picks from the lines of its log what a person at the terminal should know, as a sentence.
     """
 
     name: str
@@ -47,6 +48,7 @@ class ProcessSpec:
     essential: bool = True
     stop_timeout_s: float = 10.0
     address: str = ""
+    notable: Callable[[str], str | None] | None = None
 
 
 def http_probe(host: str, port: int, path: str) -> Probe:

@@ -68,6 +68,8 @@ def setup(settings: LogSettings) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(settings.level.upper())
+    # What is in force is said at any level: `tierline up` hears it from the log (`policy_news.py`).
+    logging.getLogger("tierline.policies").setLevel(min(root.level, logging.INFO))
     for noisy in ("uvicorn.access", "aiosqlite", "alembic"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from gateway import workers
 from gateway.child import Probe, ProcessSpec, http_probe, http_socket_probe, socket_probe
+from gateway.policy_news import PolicyNews
 from gateway.settings import Settings
 
 # A Unix socket's path must fit into sockaddr_un.sun_path, its final zero included.
@@ -121,16 +122,18 @@ def gateway_specs(settings: Settings, config: Path) -> list[ProcessSpec]:
     """One gateway, or several that share the port; each of several is asked on a socket of its own."""
     check_sockets(settings)
     server = settings.server
+    news = PolicyNews()  # one for all: they watch the same folder
     if server.workers == 1:
-        return [_gateway_spec(settings, config, 1, http_probe(_reachable(server.host), server.port, "/health/ready"))]
+        probe = http_probe(_reachable(server.host), server.port, "/health/ready")
+        return [_gateway_spec(settings, config, 1, probe, news)]
     specs = []
     for worker in range(1, server.workers + 1):
         path = workers.socket_path(settings, worker)
-        specs.append(_gateway_spec(settings, config, worker, http_socket_probe(path, "/health/ready")))
+        specs.append(_gateway_spec(settings, config, worker, http_socket_probe(path, "/health/ready"), news))
     return specs
 
 
-def _gateway_spec(settings: Settings, config: Path, worker: int, ready: Probe) -> ProcessSpec:
+def _gateway_spec(settings: Settings, config: Path, worker: int, ready: Probe, news: PolicyNews) -> ProcessSpec:
     server = settings.server
     return ProcessSpec(
         name=workers.name(settings, worker),
@@ -139,6 +142,7 @@ def _gateway_spec(settings: Settings, config: Path, worker: int, ready: Probe) -
         stage=1,
         stop_timeout_s=server.shutdown_delay_seconds + server.drain_seconds + _KILL_AFTER_DRAIN_S,
         address=f"{server.host}:{server.port}",
+        notable=news,
     )
 
 

@@ -43,6 +43,7 @@ from gateway.life import Life
 from gateway.limiter import open_limiter
 from gateway.measuring import Measuring
 from gateway.model_defaults import model_defaults
+from gateway.policy_news import IN_FORCE, REFUSED
 from gateway.responses.store import ResponseStore
 from gateway.settings import Settings
 from gateway.telemetry import Metrics
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from gateway.flights.shared import SharedFlights
 
 logger = logging.getLogger("tierline")
+policy_logger = logging.getLogger("tierline.policies")
 
 OBSERVE_INTERVAL_S = 1.0
 PROMISES_INTERVAL_S = 10.0
@@ -279,9 +281,9 @@ class Services:
         self.metrics.policy_problems.set(len(reload.problems))
         self.metrics.policy_reloads.labels("ok" if reload.accepted else "refused").inc()
         for problem in reload.problems:
-            logger.error("policies refused, the last good set stays in force: %s", problem)
+            policy_logger.error("%s%s", REFUSED, problem)
         if reload.accepted:
-            logger.info("policies in force, version %s", reload.policies.version)
+            policy_logger.info("%s%s", IN_FORCE, reload.policies.version)
 
     async def _observe(self) -> None:
         """Keep the gauges that no event sets."""

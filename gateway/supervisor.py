@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -22,7 +23,9 @@ from typing import Any, Literal
 from gateway.child import Child, LogFile, ProcessSpec
 from gateway.lifeline import Lifeline
 
-Kind = Literal["starting", "waiting", "ready", "up", "exited", "restarting", "stopping", "killed", "stopped", "failed"]
+Kind = Literal[
+    "starting", "waiting", "ready", "up", "exited", "restarting", "stopping", "killed", "stopped", "failed", "said"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,8 @@ class Supervisor:
         for stage in self._stages():
             for spec in stage:
                 child = Child(spec, LogFile(self._log_dir / f"{spec.name}.log"), lifeline)
+                if spec.notable is not None:
+                    child.on_line = functools.partial(self._listen, spec.name, spec.notable)
                 self._keepers[spec.name] = _Keeper(child, self._report, self._timing)
             await asyncio.gather(*(self._keepers[spec.name].first_start() for spec in stage))
         self._report(Event("up", detail={"seconds": round(time.monotonic() - began, 1)}))
@@ -135,6 +140,12 @@ class Supervisor:
     def _stages(self) -> Iterator[list[ProcessSpec]]:
         for stage in sorted({spec.stage for spec in self._specs}):
             yield [spec for spec in self._specs if spec.stage == stage]
+
+    def _listen(self, name: str, notable: Callable[[str], str | None], line: str) -> None:
+        said = notable(line)
+        if said is not None:  # no state of a process, so nothing for the state file
+            with contextlib.suppress(OSError):
+                self._report_to(Event("said", name, {"said": said}))
 
     def _report(self, event: Event) -> None:
         """Say what happened. Never fails: a full disk or a closed pipe costs a line, not a process."""

@@ -60,6 +60,7 @@ class Words:
             "killed": f"killed: it did not stop within {seconds} s",
             "failed": f"cannot start: {detail.get('message')}",
             "stopped": "stopped",
+            "said": str(detail.get("said")),
             "up": self.up(),
         }
         name = event.process or "tierline"

@@ -60,6 +60,8 @@ def test_good_bad_good(tierline_stack: Stack, default_policy: str) -> None:
     log = (tierline_stack.data_dir / "log" / "gateway.log").read_text()
     assert f"default.yaml:{line}:" in log
     assert "Did you mean 'routes'?" in log
+    terminal = tierline_stack.config.parent / "up.jsonl"
+    wait_until(lambda: f"default.yaml:{line}:" in terminal.read_text())
 
     path.write_text(default_policy)
     wait_until(lambda: ready(tierline_stack)["problems"] == 0)

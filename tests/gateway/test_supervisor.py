@@ -158,6 +158,18 @@ async def test_a_stage_starts_when_the_one_before_is_ready_and_stops_in_reverse(
     assert alive(stage.pids()) == set()
 
 
+async def test_a_notable_line_of_the_log_is_reported(stage: Stage) -> None:
+    """What a person hears of the child's `listening` is decided by its spec."""
+    front, side = stage.spec("front", notable={"listening": "it listens"}.get), stage.spec("side")
+    supervisor = stage.supervisor(front, side)
+    running = asyncio.create_task(supervisor.run())
+    said = await stage.event(lambda event: event.kind == "said")
+    assert (said.process, said.detail) == ("front", {"said": "it listens"})
+    supervisor.request_stop()
+    await running
+    assert stage.seen("said") == ["front"]
+
+
 async def test_a_fallen_process_is_started_again_with_growing_pauses(stage: Stage) -> None:
     supervisor = stage.supervisor(stage.spec("falls", "falls"), stage.spec("steady", stage=1))
     running = asyncio.create_task(supervisor.run())
