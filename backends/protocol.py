@@ -267,6 +267,10 @@ def wrong_type(error: msgspec.ValidationError) -> InvalidRequest:
     return InvalidRequest(f"'{param}': {what}." if param else f"{what}.", code="invalid_type", param=param)
 
 
+# A header of a stream of the bundled engine: how many tokens its prompt has.
+PROMPT_TOKENS_HEADER = "x-tierline-prompt-tokens"
+
+
 def whole_number(text: str, digits: int) -> int | None:
     """The number that a text of ASCII digits says, at most so many of them; else None.
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from backends.attempt import Event, StreamCut
 from backends.dispatch import Dispatched
 from backends.openai import chat_body, chat_event
+from backends.protocol import PROMPT_TOKENS_HEADER, whole_number
 from gateway.abandoned import client_left
 from gateway.accounting import Accounting
 from gateway.dialects.dialect import Writer
@@ -66,6 +67,9 @@ async def _relay_stream(
     exchange: Exchange, life: Life, accounting: Accounting, answer: Dispatched, writer: Writer, keep: Keep | None
 ) -> bool:
     meter, choices = life.meter, life.choices
+    told = whole_number(answer.headers.get(PROMPT_TOKENS_HEADER, ""), 9)
+    if told is not None:  # a stream that ends before its usage comes is billed by it
+        life.input_estimate = told
     ending: list[bytes] = []
     life.status = 200
     await exchange.start(200, [*SSE_HEADERS, *life.headers()], life.dialect.keep_alive)

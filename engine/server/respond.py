@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Send
 
+from backends.protocol import PROMPT_TOKENS_HEADER
 from engine.answer import Answer, AnswerAborted, EngineError, Generation
 from engine.client import EngineClient
 from engine.detokenizer import Delta
@@ -165,15 +166,21 @@ class _Response:
         start = {"type": "http.response.start", "status": 200, "headers": headers}
         if self._job.stream:
             headers.append((b"cache-control", b"no-cache"))
+            # For who counts a stream that ends before its usage comes.
+            headers.append((PROMPT_TOKENS_HEADER.encode(), b"%d" % self._prompt_tokens()))
             start["tierline.keep_alive"] = b": keep-alive\n\n"  # every event is one write, so it is never inside one
         await self._send(start)
 
     async def _write(self, data: bytes, *, more: bool) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
+    def _prompt_tokens(self) -> int:
+        """Those of each prompt once, however many answers it gets."""
+        return sum(answer.num_prompt_tokens for answer in self._answers[:: self._job.n])
+
     def _usage(self) -> dict[str, Any]:
         leaders = self._answers[:: self._job.n]
-        prompt = sum(answer.num_prompt_tokens for answer in leaders)
+        prompt = self._prompt_tokens()
         completion = sum(answer.num_generated_tokens for answer in self._answers)
         return {
             "prompt_tokens": prompt,

@@ -7,7 +7,9 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import time
+from contextlib import closing
 from typing import Any
 
 import httpx
@@ -55,6 +57,13 @@ def rows(stack: Stack) -> list[dict[str, Any]]:
     return list(report["rows"])
 
 
+def input_tokens(stack: Stack, request_ids: set[str]) -> set[int]:
+    """What the ledger says of these requests' prompts."""
+    with closing(sqlite3.connect(f"file:{stack.data_dir}/tierline.db?mode=ro", uri=True)) as database:
+        found = database.execute("SELECT request_id, input_tokens FROM ledger").fetchall()
+    return {tokens for request_id, tokens in found if request_id in request_ids}
+
+
 async def wait_for_pages(stack: Stack, timeout_s: float = 10) -> str:
     """The metrics page once no page of the engine is in use."""
     async with httpx.AsyncClient(base_url=stack.base_url) as client:
@@ -85,6 +94,9 @@ async def test_64_streams_of_which_16_leave(tierline_stack: Stack) -> None:
     after = {row["outcome"]: row["requests"] for row in rows(tierline_stack)}
     assert after["success"] - before.get("success", 0) == 48
     assert after["cancelled"] - before.get("cancelled", 0) == 16
+    # Who leaves before the usage comes has had the same prompt read: those of one digit have one token less.
+    by_end = {end: input_tokens(tierline_stack, {id for id, how in ended if how == end}) for end in ("done", "left")}
+    assert by_end["left"] <= by_end["done"]
 
 
 async def test_a_killed_gateway_loses_no_row_that_a_client_saw(tierline_stack: Stack) -> None:
