@@ -25,9 +25,8 @@ from gateway import workers
 from gateway.access.closed import Closed
 from gateway.access.counters_memory import MemoryLimiter
 from gateway.access.holds import OutputEstimator
-from gateway.access.keystore import KeyStore
+from gateway.access.keystore import KeyStore, open_secret
 from gateway.access.queue import AdmissionQueue
-from gateway.access.secret import load_secret
 from gateway.admin.service import AdminService
 from gateway.backend_metrics import BackendCollector
 from gateway.bodies import Bodies
@@ -160,7 +159,7 @@ class Services:
         stack.callback(self.measuring.close)
         self.metrics.body_bytes.set_function(lambda: self.bodies.held_bytes)
         self.estimator = OutputEstimator()
-        secret = load_secret(data_dir / "secret")
+        secret = await open_secret(self.database, data_dir / "secret")
         self.keys = KeyStore(self.database, secret, settings.default_limits)
         await self.keys.start()
         stack.push_async_callback(self.keys.stop)

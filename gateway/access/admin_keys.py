@@ -19,9 +19,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.access.audit import Actor, record
 from gateway.access.created import Created
-from gateway.access.keystore import check_secret
+from gateway.access.keystore import check_secret, open_secret
 from gateway.access.principal import ExpiredKey, InvalidKey, RevokedKey
-from gateway.access.secret import ADMIN_PREFIX, ServerSecret, is_token, kept_token, load_secret, new_token, shown_prefix
+from gateway.access.secret import ADMIN_PREFIX, ServerSecret, is_token, kept_token, new_token, shown_prefix
 from gateway.ledger.database import Database
 from gateway.ledger.rows import new_id, now_ms
 from gateway.ledger.schema import admin_keys, admin_secrets, organisations
@@ -254,7 +254,7 @@ async def ensure_first_admin_key(
     async with database.read() as connection:
         if await connection.scalar(select(func.count()).select_from(admin_keys)):
             return None
-    secret = secret or load_secret(path.parent / "secret")
+    secret = secret or await open_secret(database, path.parent / "secret")
     token = kept_token(path, ADMIN_PREFIX)
     try:
         return await create_admin_key(database, secret, name="first-admin-key", role="write", token=token)

@@ -31,7 +31,7 @@ from gateway.access.key_info import (
     get_key,
     list_keys,
 )
-from gateway.access.keystore import KeyStore, SecretMismatch, check_secret, check_token
+from gateway.access.keystore import KeyStore, SecretMismatch, check_secret, check_token, open_secret
 from gateway.access.levels import InvalidLevel, check_name, ensure_levels, move_version
 from gateway.access.principal import AuthenticationError, ExpiredKey, InvalidKey, KeyLimits, Principal, RevokedKey
 from gateway.access.secret import ServerSecret, kept_token, load_secret, new_token, shown_prefix
@@ -43,7 +43,7 @@ __all__ = [
     "AuthenticationError", "CreatedKey", "ExpiredKey", "InvalidKey", "InvalidKeyRequest", "KeyChange", "KeyInfo",
     "KeyLimits", "KeyStore", "Principal", "ReplacedSecret", "RevokedKey", "SecretMismatch", "ServerSecret",
     "change_key", "check_secret", "check_token", "create_key", "ensure_first_key", "find_key", "list_keys",
-    "load_secret", "revoke_key", "rotate_key",
+    "load_secret", "open_secret", "revoke_key", "rotate_key",
 ]  # fmt: skip
 
 logger = logging.getLogger("tierline.access")
@@ -211,7 +211,7 @@ async def ensure_first_key(database: Database, path: Path, secret: ServerSecret 
     async with database.read() as connection:
         if await connection.scalar(select(func.count()).select_from(keys)):
             return None
-    secret = secret or load_secret(path.parent / "secret")
+    secret = secret or await open_secret(database, path.parent / "secret")
     try:
         return await create_key(database, secret, name="first-key", token=kept_token(path))
     except IntegrityError:

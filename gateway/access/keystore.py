@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -23,7 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.access.limits import Scope
 from gateway.access.principal import ExpiredKey, InvalidKey, KeyLimits, Principal, RevokedKey
-from gateway.access.secret import PREFIX, ServerSecret, shown_prefix
+from gateway.access.secret import PREFIX, ServerSecret, has_secret, load_secret, shown_prefix
 from gateway.ledger.database import Database
 from gateway.ledger.rows import now_ms
 from gateway.ledger.schema import facts, keys, organisations, projects, replaced_secrets, teams
@@ -233,6 +234,28 @@ async def _limited_levels(connection: AsyncConnection) -> dict[str, Scope]:
     return limited
 
 
+async def open_secret(database: Database, path: Path) -> ServerSecret:
+    """The server secret of this database: as `load_secret`, but it makes none where the keys were made with another.
+
+    Raises:
+        InvalidSecret: as `load_secret`. SecretMismatch: the file is missing.
+    """
+    known = await _known_secret(database)
+    # Looked for after the database was asked: whoever makes both makes the file first.
+    if known is not None and not has_secret(path):
+        raise SecretMismatch(
+            f"{path} is missing, and this database's keys were made with it: bring it back, or set TIERLINE_SECRET to "
+            "what it held; with another one every key is unknown"
+        )
+    return load_secret(path)
+
+
+async def _known_secret(database: Database) -> str | None:
+    async with database.read() as connection:
+        known = await connection.scalar(select(facts.c.value).where(facts.c.name == "secret_check"))
+    return None if known is None else str(known)
+
+
 async def check_secret(database: Database, secret: ServerSecret) -> None:
     """Make sure that this secret is the one the database's keys were made with; the first one used is.
 
@@ -240,8 +263,7 @@ async def check_secret(database: Database, secret: ServerSecret) -> None:
         SecretMismatch: it is another one.
     """
     mine = secret.digest("tierline secret check")
-    async with database.read() as connection:
-        known = await connection.scalar(select(facts.c.value).where(facts.c.name == "secret_check"))
+    known = await _known_secret(database)
     if known is None:
         async with database.write() as connection:
             await connection.execute(database.insert_if_absent(facts, name="secret_check", value=mine))

@@ -55,6 +55,11 @@ class ServerSecret:
         return state.hexdigest()
 
 
+def has_secret(path: Path) -> bool:
+    """Whether there is a secret already, so that `load_secret` makes none."""
+    return _ENVIRONMENT in os.environ or path.exists()
+
+
 def load_secret(path: Path) -> ServerSecret:
     """The secret from `$TIERLINE_SECRET`, else from `path`, which is created with mode 0600 on first use.
 

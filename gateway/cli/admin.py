@@ -51,7 +51,7 @@ def create(
     Exit code 2: a name, organisation or time that makes no sense.
     """
     from gateway.access.admin_keys import create_admin_key
-    from gateway.access.keys import load_secret
+    from gateway.access.keys import open_secret
 
     expires_ms = None
     if expires is not None:
@@ -59,7 +59,7 @@ def create(
     settings = settings_or_exit(config)
 
     async def run(database: Database) -> CreatedAdminKey:
-        secret = load_secret(settings.storage.data_dir / "secret")
+        secret = await open_secret(database, settings.storage.data_dir / "secret")
         return await create_admin_key(
             database, secret, name=name, role=role, organisation=organisation, expires_ms=expires_ms
         )
@@ -98,13 +98,15 @@ def rotate(
     Exit code 2: no such key, or one that is revoked or has expired.
     """
     from gateway.access.admin_keys import rotate_admin_key
-    from gateway.access.keys import load_secret
+    from gateway.access.keys import open_secret
 
     milliseconds = overlap_ms(overlap)
     settings = settings_or_exit(config)
 
     async def run(database: Database) -> CreatedAdminKey:
-        return await rotate_admin_key(database, load_secret(settings.storage.data_dir / "secret"), key, milliseconds)
+        return await rotate_admin_key(
+            database, await open_secret(database, settings.storage.data_dir / "secret"), key, milliseconds
+        )
 
     created = _with_database(settings, run)
     _print_token(created, as_json, note=old_secret(created.info.replaced[0], milliseconds))

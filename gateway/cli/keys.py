@@ -76,7 +76,7 @@ def create(
 
     Exit code 2: a name, model, tier, route, limit or time that makes no sense.
     """
-    from gateway.access.keys import KeyLimits, create_key, load_secret
+    from gateway.access.keys import KeyLimits, create_key, open_secret
     from gateway.ledger.money import InvalidAmount, parse_usd
 
     try:
@@ -90,7 +90,7 @@ def create(
     async def run(database: Database) -> CreatedKey:
         return await create_key(
             database,
-            load_secret(settings.storage.data_dir / "secret"),
+            await open_secret(database, settings.storage.data_dir / "secret"),
             organisation=organisation,
             team=team,
             project=project,
@@ -195,13 +195,15 @@ def rotate(
 
     Exit code 2: no such key, or one that is revoked or has expired.
     """
-    from gateway.access.keys import load_secret, rotate_key
+    from gateway.access.keys import open_secret, rotate_key
 
     milliseconds = overlap_ms(overlap)
     settings = settings_or_exit(config)
 
     async def run(database: Database) -> CreatedKey:
-        return await rotate_key(database, load_secret(settings.storage.data_dir / "secret"), key, milliseconds)
+        return await rotate_key(
+            database, await open_secret(database, settings.storage.data_dir / "secret"), key, milliseconds
+        )
 
     created = _with_database(settings, run)
     _print_token(created, as_json, note=old_secret(created.info.replaced[0], milliseconds))

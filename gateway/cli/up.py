@@ -95,7 +95,7 @@ def _first_key(settings: Settings) -> FirstKey:
     Raises:
         CannotStart: the database or the server secret cannot be used.
     """
-    from gateway.access.keys import AuthenticationError, SecretMismatch, check_token, ensure_first_key, load_secret
+    from gateway.access.keys import AuthenticationError, SecretMismatch, check_token, ensure_first_key, open_secret
     from gateway.access.secret import InvalidSecret
     from gateway.ledger.database import Database, DatabaseError
 
@@ -106,7 +106,7 @@ def _first_key(settings: Settings) -> FirstKey:
         try:
             made = await ensure_first_key(database, path)
             token = path.read_text().strip()
-            await check_token(database, load_secret(path.parent / "secret"), token)
+            await check_token(database, await open_secret(database, path.parent / "secret"), token)
         except FileNotFoundError:
             return FirstKey(path, None, f"is not kept any more: {path} is gone")
         except AuthenticationError as error:
