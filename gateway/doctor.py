@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from gateway.lock import AlreadyLocked, FileLock
 from gateway.models.catalog import CATALOG
 from gateway.models.errors import ModelError
-from gateway.models.store import ModelStore
+from gateway.models.store import LocalModel, ModelStore, is_gguf
 from gateway.processes import CannotStart, autostarted, available_cores, cache_spec, check_ports, default_threads
 from gateway.settings import Settings, load
 from policies.yamlfile import InvalidFile
@@ -65,7 +65,7 @@ def examine(config: Path) -> list[Finding]:
         return [*findings, Finding("configuration", "fail", problems, "correct the file, or name one with --config")]
     findings.append(Finding("configuration", "ok", str(config)))
     findings += [_running(settings), _data_dir(settings), _memory(settings), _cores(settings)]
-    findings += [*_extras(settings), *_models(settings), _policies(settings), _database(settings)]
+    findings += [*_extras(settings), *_models(settings, config.parent), _policies(settings), _database(settings)]
     findings += _redis(settings)
     return findings
 
@@ -223,22 +223,48 @@ def _cores(settings: Settings) -> Finding:
     return Finding("cores", "ok", message)
 
 
-def _models(settings: Settings) -> Iterator[Finding]:
+def _models(settings: Settings, base: Path) -> Iterator[Finding]:
     store = ModelStore(settings.storage.data_dir)
     for name in autostarted(settings):
         model = settings.engines[name].model
         local = store.get(model)
-        if local:
-            verified = "checksum verified" if local.verified else "checksum not verified yet"
-            yield Finding(f"model {model}", "ok", f"{local.path} ({verified})")
-        elif model in CATALOG:
+        if local is None and model in CATALOG:
             size = CATALOG[model].wheel_bytes / 1e6
             yield Finding(f"model {model}", "ok", f"not here yet: `tierline up` fetches {size:.0f} MB")
-        else:
-            try:
-                yield Finding(f"model {model}", "ok", str(store.find(model)))
-            except ModelError as error:
-                yield Finding(f"model {model}", "fail", str(error))
+            continue
+        try:
+            yield _pulled(store, local) if local else _weights(model, store.find(model, base))
+        except ModelError as error:
+            yield Finding(f"model {model}", "fail", str(error))
+        except OSError as error:
+            yield Finding(f"model {model}", "fail", f"cannot be read: {error}", "give this user the right to read it")
+
+
+def _pulled(store: ModelStore, local: LocalModel) -> Finding:
+    """A model in the models folder. Its size is compared and not its checksum, which takes minutes for large ones."""
+    check = f"model {local.name}"
+    known = local.name in CATALOG
+    again = f"tierline models pull {local.name} " + ("--force" if known else "--from FILE --force")
+    recorded = store.recorded_bytes(local.name)
+    if recorded is not None and recorded != local.size_bytes:
+        message = f"{local.path} has {local.size_bytes:,} bytes, {recorded:,} were expected: cut short, or another file"
+        return Finding(check, "fail" if known or local.size_bytes < recorded else "warn", message, again)
+    if not is_gguf(local.path):
+        return Finding(check, "fail", f"{local.path} is no GGUF file", again)
+    if local.verified:
+        return Finding(check, "ok", f"{local.path} (checksum verified)")
+    if known:
+        return Finding(check, "ok", f"{local.path} (size as expected; the checksum is verified at the next start)")
+    return Finding(check, "warn", f"{local.path} was changed after it was pulled, or never was", again)
+
+
+def _weights(model: str, path: Path) -> Finding:
+    """A file that `engines.NAME.model` names by its path: nothing says how large it should be."""
+    if path.is_file() and not is_gguf(path):
+        size = path.stat().st_size
+        message = f"{path} is {'empty' if size == 0 else 'no GGUF file'}"
+        return Finding(f"model {model}", "fail", message, "put the whole file there, or correct engines.NAME.model")
+    return Finding(f"model {model}", "ok", str(path))
 
 
 def _policies(settings: Settings) -> Finding:

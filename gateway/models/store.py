@@ -131,6 +131,12 @@ class ModelStore:
             return None
         return LocalModel(name, files[0], files[0].stat().st_size, None, None, verified=False)
 
+    def recorded_bytes(self, name: str) -> int | None:
+        """The size that the model's file had when it was pulled, or has by the catalogue; None where neither says."""
+        if stamp := self._stamp(name):
+            return stamp.size_bytes
+        return CATALOG[name].size_bytes if name in CATALOG else None
+
     def find(self, name_or_path: str, base: Path | None = None) -> Path:
         """The file of a pulled model's name, or the file itself when a path is given (relative to `base`).
 
@@ -253,6 +259,16 @@ class ModelStore:
 
     def _locked(self, name: str) -> FileLock:
         return FileLock(self.folder / ".downloads" / f"{name}.lock", note=f"process {os.getpid()}", wait=True)
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a file begins as a GGUF file does.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        return file.read(len(_GGUF_MAGIC)) == _GGUF_MAGIC
 
 
 def _entry(name: str) -> CatalogEntry:
