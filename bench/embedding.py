@@ -49,7 +49,8 @@ import sys, time
 import psutil
 before = time.perf_counter()
 from cache.embedding.embedder import Embedder
-Embedder(sys.argv[1], backend=sys.argv[2]).embed(["ready"])
+embedder = Embedder(sys.argv[1], backend=sys.argv[2])
+embedder.embed(["ready"])
 print(time.perf_counter() - before, psutil.Process().memory_info().rss / 2**20)
 """
 
