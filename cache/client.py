@@ -48,7 +48,7 @@ class Lookup(msgspec.Struct, frozen=True):
 
     `score` is the cosine similarity of the question whose answer is given, or of the nearest one on a miss, where there
     was one. `reason` says why a miss was a miss: no_entry, below_threshold, below_bar, a guard's name (see
-    `guards.objection`), too_long, script_not_covered, warming, failed, overloaded, unavailable, timeout,
+    `guards.objection`), narrowed, too_long, script_not_covered, warming, failed, overloaded, unavailable, timeout,
     internal_error. `p`, `age_s` and `entry_id` are of the answer that was found, given or not. `ticket`: the fresh
     answer is to be handed in with it (`hand_in`), or to be given up (`verdict`). `found_for`: the request that found or
     made the answer, where others waited for it.

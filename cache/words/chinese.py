@@ -1,7 +1,7 @@
 """Guards for Chinese: what differs between two texts that share most of their characters.
 
 Written without spaces, Chinese has no words to compare, so characters are: those that only one text holds, and the
-order of those that both hold. Like the English guards, each finds one class of difference; `verify.objection` asks
+order of those that both hold. Like the English guards, each finds one class of difference; `guards.objection` asks
 these where a text holds Chinese characters, and the English ones about the rest of it. Traditional characters are read
 as simplified ones, as far as the lists below need it.
 """
@@ -94,6 +94,12 @@ _LOOSE = re.compile(
     r"请问|为什么|什么时候|什么|怎么样|怎么办|怎么|如何|怎样|哪里|哪儿|哪个|哪些|多少|多久|是不是|有没有|能不能|可不可以|是否|能否|或者|还是|以及|"
     r"可以|需要|应该|能够|一个|[的了吗呢吧啊呀么哪谁几是在要能会可个和与跟或及一这那就都也才]"
 )
+# Says how well, how certainly, whose or by doing what, and narrows nothing.
+_ADDS_NOTHING = re.compile(
+    r"最好|最佳|官方|正式|准确|确切|具体|完整|主|一般|通常|正确|常见|总|全|必须|得|想|知道|帮|给|告诉|我|你|您|把|"
+    r"有|做|用|使用|进行|大概|大约|快速|轻松|当中|中|里|上|们|城市|地方|名字|称|名称|个|人|样|种|类|步骤|方法|办法|时?候|"
+    r"前|后|以|之|为|向|从|对|让|来|去|被|由|什|吧|究竟|到底|其"
+)
 _MOST_CHARACTERS = 48
 _LONG = 16  # characters: more than most questions have
 
@@ -138,6 +144,16 @@ def objection(a: str, b: str) -> str | None:
     if _turned(first.order, second.order) or _voice_turned(first, second) or _voice_turned(second, first):
         return "order"
     return None
+
+
+def narrowed(a: str, b: str) -> bool:
+    """Whether one text is the other with words put in at one place, small ones aside. For short texts."""
+    short, long = sorted((_features(a).order, _features(b).order), key=len)
+    added = len(long) - len(short)
+    if not added or len(short) > _LONG:
+        return False
+    begin = next((i for i, character in enumerate(short) if character != long[i]), len(short))
+    return short[begin:] == long[begin + added :] and bool(_ADDS_NOTHING.sub("", long[begin : begin + added]))
 
 
 @lru_cache(maxsize=4096)

@@ -1,4 +1,4 @@
-"""Word lists behind the guards of `verify.py`: opposites, negations, units, courtesy, function words.
+"""Word lists behind the guards of `guards.py`: opposites, negations, units, courtesy, function words.
 
 Small on purpose: each list holds a closed class of English or the commonest members of an open one. A word that is
 missing costs a wrong hit only where the embedding, too, takes the two texts for nearly the same.

@@ -139,7 +139,7 @@ def _kind_at(spoken: tuple[str, ...], i: int) -> tuple[str | None, int]:
         kind = _KIND_OF.get(spoken[i : i + length])
         if kind is None:
             continue
-        if spoken[i] == "to" and length == 1 and _is_infinitive(spoken, i):
+        if spoken[i] == "to" and length == 1 and is_infinitive(spoken, i):
             return None, 1
         if kind == "after" and spoken[i] == "following" and i and spoken[i - 1] in ("the", "a"):
             return None, 1
@@ -147,7 +147,7 @@ def _kind_at(spoken: tuple[str, ...], i: int) -> tuple[str | None, int]:
     return None, 1
 
 
-def _is_infinitive(spoken: tuple[str, ...], i: int) -> bool:
+def is_infinitive(spoken: tuple[str, ...], i: int) -> bool:
     before = spoken[i - 1] if i else ""
     after = spoken[i + 1] if i + 1 < len(spoken) else ""
     return before in _BEFORE_INFINITIVE or after in _INFINITIVES
