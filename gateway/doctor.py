@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
+from gateway.listeners import check_ports
 from gateway.lock import AlreadyLocked, FileLock
 from gateway.models.catalog import CATALOG
 from gateway.models.errors import ModelError
 from gateway.models.store import LocalModel, ModelStore, is_gguf
-from gateway.processes import CannotStart, autostarted, available_cores, cache_spec, check_ports, default_threads
-from gateway.settings import Settings, load
+from gateway.processes import CannotStart, autostarted, available_cores, cache_spec, default_threads
+from gateway.settings import Settings, load, where
 from policies.yamlfile import InvalidFile
 
 Status = Literal["ok", "warn", "fail"]
@@ -64,7 +65,7 @@ def examine(config: Path) -> list[Finding]:
         problems = "; ".join(str(problem) for problem in error.problems)
         return [*findings, Finding("configuration", "fail", problems, "correct the file, or name one with --config")]
     findings.append(Finding("configuration", "ok", str(config)))
-    findings += [_running(settings), _data_dir(settings), _memory(settings), _cores(settings)]
+    findings += [_running(settings, config), _data_dir(settings), _memory(settings), _cores(settings)]
     findings += [*_extras(settings), *_models(settings, config.parent), _policies(settings), _database(settings)]
     findings += _redis(settings)
     return findings
@@ -162,7 +163,7 @@ def _accelerator() -> Finding:
     return Finding("gpu", "ok", f"none: the engine runs on the CPU with torch {version}")
 
 
-def _running(settings: Settings) -> Finding:
+def _running(settings: Settings, config: Path) -> Finding:
     lock = settings.run_path("up.lock")
     if lock.exists():
         try:
@@ -177,7 +178,8 @@ def _running(settings: Settings) -> Finding:
         if settings.cache.enabled:
             cache_spec(settings)
     except CannotStart as error:
-        return Finding("ports", "fail", str(error))
+        place = where(config, error.key) if error.key else ""
+        return Finding("ports", "fail", f"{place}{error}")
     return Finding("ports", "ok", "free")
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from gateway import workers
 from gateway.child import Probe, ProcessSpec, http_probe, http_socket_probe, socket_probe
 from gateway.policy_news import PolicyNews
 from gateway.settings import Settings
+from policies.yamlread import Location
 
 # A Unix socket's path must fit into sockaddr_un.sun_path, its final zero included.
 _SOCKET_PATH_BYTES = 107
@@ -31,7 +31,14 @@ _PASSIVE_THREADS = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BL
 
 
 class CannotStart(Exception):
-    """The configuration cannot run on this machine as it is; the message says what to change."""
+    """The configuration cannot run on this machine as it is; the message says what to change.
+
+    `key` is the path of the setting to blame, where it is one.
+    """
+
+    def __init__(self, message: str, key: Location | None = None) -> None:
+        super().__init__(message)
+        self.key = key
 
 
 def process_specs(settings: Settings, config: Path, model_paths: Mapping[str, Path]) -> list[ProcessSpec]:
@@ -193,27 +200,6 @@ def served_name(settings: Settings, engine: str) -> str:
     return names.pop() if names else engine
 
 
-def check_ports(settings: Settings) -> None:
-    """Refuse ports that are taken, before anything starts.
-
-    Raises:
-        CannotStart: names the port, the key in the file, and the program that has it where that can be seen.
-    """
-    wanted = [("server.port", settings.server.host, settings.server.port)]
-    if settings.cache.enabled and settings.cache.embeddings_port is not None:
-        wanted.append(("cache.embeddings_port", "127.0.0.1", settings.cache.embeddings_port))
-    if (address := settings.admin.address()) is not None and settings.admin_enabled():
-        wanted.append(("admin.listen", *address))
-    wanted += [
-        (f"engines.{name}.port", settings.engines[name].host, settings.engines[name].port)
-        for name in autostarted(settings)
-    ]
-    for key, host, port in wanted:
-        if port == 0:
-            raise CannotStart(f"{key} is 0, which means any port; the other processes must know it: name one.")
-        _check_port(key, host, port)
-
-
 def default_threads(cores: int) -> int:
     """Threads of an engine that sets none: all cores up to two, beyond that all but the one the gateway needs."""
     return cores if cores <= 2 else min(cores - 1, 32)
@@ -248,32 +234,3 @@ def _module(module: str, options: Mapping[str, object]) -> tuple[str, ...]:
 
 def _unless_set(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if name not in os.environ}
-
-
-def _check_port(key: str, host: str, port: int) -> None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # As the servers do: a port in TIME_WAIT is free, one with a listener is not.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            holder = _holder(port)
-            raise CannotStart(
-                f"port {port} on {host} ({key}) cannot be used: {error.strerror}{holder}. "
-                f"Stop the program that has it, or change {key} in tierline.yaml."
-            ) from error
-
-
-def _holder(port: int) -> str:
-    """Who listens on the port, as far as this user may see it."""
-    import psutil  # here, because only the error path needs it
-
-    try:
-        for connection in psutil.net_connections("tcp"):
-            listens = connection.status == psutil.CONN_LISTEN and connection.laddr
-            if listens and listens.port == port and connection.pid:
-                return f" by {psutil.Process(connection.pid).name()} (process {connection.pid})"
-    except (psutil.Error, OSError):
-        pass  # not ours to see: the message does without the name
-    return ""

@@ -138,12 +138,20 @@ def load(path: Path, model: type[ModelT]) -> tuple[ModelT, Document]:
     Raises:
         InvalidFile: the file is missing, unreadable, not YAML or does not fit the model.
     """
+    document = parse(read(path), str(path))
+    return validate(document, model), document
+
+
+def read(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        InvalidFile: the file is missing, unreadable or not UTF-8.
+    """
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidFile([Problem(str(path), 1, 1, f"cannot be read: {error}.")]) from error
-    document = parse(text, str(path))
-    return validate(document, model), document
 
 
 def _problem(document: Document, model: type[BaseModel], item: dict[str, Any]) -> Problem:

@@ -20,12 +20,13 @@ import typer
 from gateway.cli.common import ConfigOption, Exit, config_path, fail, settings_or_exit
 from gateway.cli.events import FirstKey, Words
 from gateway.cli.models import pull_with_bar
+from gateway.listeners import check_hosts, check_ports
 from gateway.lock import AlreadyLocked, FileLock
 from gateway.models.catalog import CATALOG
 from gateway.models.errors import ModelError
 from gateway.models.store import ModelStore
-from gateway.processes import CannotStart, autostarted, check_plan, check_ports, listening_url, process_specs
-from gateway.settings import Settings
+from gateway.processes import CannotStart, autostarted, check_plan, listening_url, process_specs
+from gateway.settings import Settings, where
 from gateway.supervisor import Event, StartFailed, Supervisor
 
 
@@ -48,6 +49,7 @@ def up(
     url = listening_url(settings.server.host, settings.server.port)
     try:
         check_plan(settings)
+        check_hosts(settings)
         with FileLock(data_dir / "run" / "up.lock", note=f"process {os.getpid()}, {url}"):
             models = _models(settings, config_path(config).parent)
             if not prepare_only:
@@ -66,7 +68,10 @@ def up(
                     _let_go_of_output()
     except AlreadyLocked as error:
         fail(f"Tierline is already running on {data_dir} ({error.note or 'unknown process'}): stop that one first.")
-    except (ModelError, CannotStart) as error:
+    except CannotStart as error:
+        place = where(config_path(config), error.key) if error.key else ""
+        fail(f"{place}{error}")
+    except ModelError as error:
         fail(str(error))
     except StartFailed:
         raise typer.Exit(Exit.FAILED) from None  # the report has said why

@@ -5,7 +5,7 @@ stand in the file: a backend names the environment variable that holds its key. 
 """
 
 from gateway.settings.limits import ConcurrencySettings, LimitSettings, WhenRedisIsDown
-from gateway.settings.platform_file import Settings, load, resolve
+from gateway.settings.platform_file import Settings, load, resolve, where
 from gateway.settings.process import AdminSettings, LogSettings, ServerSettings, TelemetrySettings
 from gateway.settings.serving import (
     BackendSettings,
@@ -48,4 +48,5 @@ __all__ = [
     "WhenRedisIsDown",
     "load",
     "resolve",
+    "where",
 ]

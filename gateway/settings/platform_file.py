@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from gateway.settings import surroundings
 from gateway.settings.conflicts import conflicts
 from gateway.settings.limits import ConcurrencySettings, LimitSettings
 from gateway.settings.process import AdminSettings, ServerSettings, TelemetrySettings
@@ -16,7 +17,8 @@ from gateway.settings.serving import BackendSettings, EngineSettings, FailoverSe
 from gateway.settings.storage import CacheSettings, IdempotencySettings, ResponsesSettings, StorageSettings
 from gateway.settings.strict import BackendName, EngineName, ModelName, Strict
 from policies import yamlfile
-from policies.yamlfile import Document, InvalidFile
+from policies.yamlfile import Document, InvalidFile, Problem
+from policies.yamlread import Location
 from tiers import TIERS
 
 
@@ -90,21 +92,42 @@ def load(path: Path | None = None) -> Settings:
         InvalidFile: one problem per fault, each with file, line and column.
     """
     source = path or Path(os.environ.get("TIERLINE_CONFIG", "tierline.yaml"))
-    settings, document = yamlfile.load(source, Settings)
-    return resolve(settings, document, source.resolve().parent)
+    text = yamlfile.read(source)
+    try:
+        document = yamlfile.parse(text, str(source))
+    except InvalidFile as error:
+        raise surroundings.with_hint(error, text.split("\n")) from error
+    if problems := surroundings.unexpanded(document):
+        raise InvalidFile(_in_order(problems))
+    return resolve(yamlfile.validate(document, Settings), document, source.resolve().parent)
+
+
+def where(path: Path, key: Location) -> str:
+    """`FILE:LINE:COLUMN: ` of a setting, to stand before a message; empty where the file does not name it."""
+    document = yamlfile.parse(yamlfile.read(path), str(path))
+    if key not in document.keys:
+        return ""
+    line, column = document.position(key)
+    return f"{path}:{line}:{column}: "
 
 
 def resolve(settings: Settings, document: Document, root: Path) -> Settings:
     """Make paths absolute against `root` and check what only the whole file can tell.
 
     Raises:
-        InvalidFile: every name that points nowhere and every clash, each with its position.
+        InvalidFile: every name that points nowhere, folder that is not there, and clash, each with its position.
     """
-    problems = list(conflicts(settings, document))
+    problems = [*conflicts(settings, document), *surroundings.missing(settings, document, root)]
     if problems:
-        raise InvalidFile(sorted(problems, key=lambda problem: (problem.line, problem.column)))
+        raise InvalidFile(_in_order(problems))
     storage = settings.storage.model_copy(update={"data_dir": root / settings.storage.data_dir})
-    return settings.model_copy(update={"storage": storage, "policies_dir": root / settings.policies_dir})
+    cache = settings.cache.model_copy(update={"embedder": surroundings.embedder(settings, root)})
+    update = {"storage": storage, "cache": cache, "policies_dir": root / settings.policies_dir}
+    return settings.model_copy(update=update)
+
+
+def _in_order(problems: list[Problem]) -> list[Problem]:
+    return sorted(problems, key=lambda problem: (problem.line, problem.column))
 
 
 def _is_address(host: str) -> bool:

@@ -132,7 +132,7 @@ class Blocker:
         return None
 sys.meta_path.insert(0, Blocker())
 shared = {"gateway.access." + name for name in ("counters_redis", "counters_shared", "redis_channel")}
-shared.add("gateway.idempotency.shared")
+shared |= {"gateway.idempotency.shared", "gateway.flights.shared", "gateway.flights.subscriber"}
 for package in ("gateway", "policies", "tiers", "backends"):
     module = importlib.import_module(package)
     for info in pkgutil.walk_packages(module.__path__, package + "."):

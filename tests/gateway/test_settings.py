@@ -78,11 +78,23 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
         ("version: 1", "version: 1\nadmin: {enable: true}", 2, "unknown key 'enable'", "enabled"),
         ("version: 1", "version: 1\nserver: {max_body_bytes: 300000000}", 2, "more than max_held_body_bytes", None),
         ("version: 1", "version: [", 1, "not valid YAML", None),
+        ("version: 1", "version: 1\npolicies_dir: polices", 2, "/polices is not there", "policies"),
+        ("version: 1", "version: 1\npolicies_dir: tierline.yaml", 2, "/tierline.yaml is no folder", None),
+        ("version: 1", "version: 1\npolicies_dir: ''\nmodles: {}", 3, "unknown key 'modles'", "models"),
+        ("version: 1", "version: 1\ncache: {embedder: all-minilm-l6-v2}", 2, "neither a bundled", "all-MiniLM-L6-v2"),
+        ("version: 1", "version: 1\ncache: {embedder: ./model}", 2, "neither a bundled model", None),
+        ("version: 1", "version: 1\ncache: {embedder: ''}", 2, "neither a bundled model", None),
+        ("version: 1", "version: 1\nserver:\n  host: ${HOST}", 3, "'${HOST}' stands for itself", None),
+        ("version: 1", "version: 1\nserver:\n  port: ${PORT:-80}", 3, "'${PORT:-80}' stands for itself", None),
+        ("version: 1", "version: 1\nserver: {host: ${HOST}}", 2, "environment variables are not put into", None),
+        ("{engine: tiny}", "{base_urls: ['http://a', 'http://${B}/v1']}", 7, "'${B}' stands for itself", None),
+        ("  tiny:\n    tier", "  ${MODEL}:\n    tier", 3, "'${MODEL}' stands for itself", None),
     ],
 )
 def test_faults_are_refused_with_their_line(
     tmp_path: Path, old: str, new: str, line: int, message: str, suggestion: str | None
 ) -> None:
+    (tmp_path / "policies").mkdir()
     with pytest.raises(InvalidFile) as caught:
         load(tmp_path, GOOD.replace(old, new, 1))
     problem = caught.value.problems[0]
@@ -146,3 +158,28 @@ def test_names_and_headers_that_people_use_are_taken(tmp_path: Path) -> None:
 def test_a_missing_file_says_so(tmp_path: Path) -> None:
     with pytest.raises(InvalidFile, match="cannot be read"):
         settings.load(tmp_path / "nowhere.yaml")
+
+
+@pytest.mark.parametrize(
+    "name", ["all-MiniLM-L6-v2", "intfloat/e5-small-v2", "universal-sentence-encoder-multilingual"]
+)
+def test_embedders_by_name(tmp_path: Path, name: str) -> None:
+    assert load(tmp_path, f"{GOOD}cache: {{embedder: {name}}}\n").cache.embedder == name
+
+
+def test_an_embedder_may_be_a_folder_beside_the_file(tmp_path: Path) -> None:
+    (tmp_path / "own/model").mkdir(parents=True)
+    for written in ("own/model", str(tmp_path / "own/model")):
+        loaded = load(tmp_path, f"{GOOD}cache: {{embedder: {written}}}\n")
+        assert loaded.cache.embedder == str(tmp_path / "own/model")
+
+
+def test_an_embedder_that_is_not_used_is_not_looked_for(tmp_path: Path) -> None:
+    assert not load(tmp_path, f"{GOOD}cache: {{enabled: false, embedder: none}}\n").cache.enabled
+
+
+def test_the_place_of_a_setting(tmp_path: Path) -> None:
+    load(tmp_path, f"{GOOD}server:\n  host: nowhere\n")
+    path = tmp_path / "tierline.yaml"
+    assert settings.where(path, ("server", "host")) == f"{path}:11:3: "
+    assert settings.where(path, ("server", "port")) == ""

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from gateway.listeners import check_ports
 from gateway.lock import FileLock
 from gateway.processes import (
     CannotStart,
     available_cores,
-    check_ports,
     default_threads,
     listening_url,
     process_specs,
@@ -50,6 +50,28 @@ def test_the_port_of_the_admin_api_is_checked_where_it_has_one(tmp_path: Path, f
         with pytest.raises(CannotStart, match=r"admin\.listen"):
             check_ports(load(configuration(tmp_path, port=free_port, extra=f"admin: {{{admin}}}\n")))
         check_ports(load(configuration(tmp_path, port=free_port, extra=f"admin: {{{admin}, enabled: false}}\n")))
+
+
+@pytest.mark.parametrize("command", [("up",), ("up", "--prepare-only"), ("doctor",)])
+def test_a_host_that_cannot_be_resolved_is_blamed_with_its_line(
+    tmp_path: Path, command: tuple[str, ...], free_port: int
+) -> None:
+    config = configuration(tmp_path, port=free_port)
+    config.write_text(config.read_text().replace("server: {", "server: {host: a..invalid, "))
+    done = tierline(*command, "--config", str(config))
+    assert done.returncode == 1
+    said = " ".join((done.stdout + done.stderr).split())
+    assert "server.host: the host 'a..invalid' cannot be resolved" in said
+    assert ":2:10: " in said
+
+
+def test_a_host_of_another_machine_is_blamed_and_not_the_port(tmp_path: Path, free_port: int) -> None:
+    config = configuration(tmp_path, port=free_port)
+    config.write_text(config.read_text().replace("server: {", "server: {host: 192.0.2.1, "))
+    done = tierline("up", "--config", str(config))
+    assert done.returncode == 1
+    assert "server.host: '192.0.2.1' is no address of this machine" in done.stderr
+    assert ":2:10: " in done.stderr
 
 
 def test_a_second_start_on_the_same_data_is_refused(tmp_path: Path, free_port: int) -> None:
