@@ -1,9 +1,9 @@
 """Whether one text asks about a narrower thing: "the population of york" and of "new york", "apple" and "apple pie".
 
 A word that only one text holds, in one noun phrase with a word that both hold, makes another thing of it: in front
-("democratic republic", "router password") or as its new head ("apple pie", "guinea bissau"). Names typed without
-capitals are the worst of it, because nothing else tells them. Words that are no part of the phrase add no more than
-detail or courtesy: a verb ("find flights"), an adverb in -ly, a word of degree or praise ("the best way").
+("democratic republic", "router password") or as its new head ("apple pie", "guinea bissau", "the gulf of mexico").
+Names typed without capitals are the worst of it, because nothing else tells them. Words that are no part of the phrase
+add no more than detail or courtesy: a verb ("find flights"), an adverb in -ly, a word of degree ("the best way").
 
 No list of names: what counts is where the added word stands.
 """
@@ -40,6 +40,7 @@ _REQUESTS = _set(
 _SUBJECTS = _set("i you we they he she it me us them him her not please just also to")
 _AUXILIARIES = _set("do does did can could will would should shall may might must 'll 'd ll d")
 _NAMING = _set("of in at from near for to")
+_ARTICLES = _set("a an the")
 _BEHIND_A_PHRASE = _NAMING | _set("is are was were has have had on with and or than")
 
 
@@ -76,6 +77,8 @@ def _narrows(spoken: tuple[str, ...], added: frozenset[str], shared: frozenset[s
             return True
         if before in shared and after not in shared and _heads(spoken, i, end):
             return True
+        if _of_which(spoken, i, end, shared):
+            return True
         i = end
     return False
 
@@ -98,6 +101,20 @@ def _heads(spoken: tuple[str, ...], start: int, end: int) -> bool:
     named = begin > 0 and spoken[begin - 1] in _NAMING
     closed = end == len(spoken) or spoken[end] in _BEHIND_A_PHRASE
     return named if word in lexicon.LIGHT else named or closed
+
+
+def _of_which(spoken: tuple[str, ...], start: int, end: int, shared: frozenset[str]) -> bool:
+    """Whether the added words [start, end) are what is meant, of a shared word: "in the gulf of mexico"."""
+    before = start - 1 - (start > 0 and spoken[start - 1] in _ARTICLES)
+    behind = end + 1 + (end + 1 < len(spoken) and spoken[end + 1] in _ARTICLES)
+    return (
+        spoken[end : end + 1] == ("of",)
+        and before >= 0
+        and spoken[before] in _NAMING
+        and behind < len(spoken)
+        and lexicon.stem(spoken[behind]) in shared
+        and not _ADDS_NOTHING.issuperset(spoken[start:end])
+    )
 
 
 def _is_verb(spoken: tuple[str, ...], i: int) -> bool:
