@@ -27,6 +27,7 @@ import msgspec
 
 from gateway.ledger import checkpoint, frames
 from gateway.ledger.checkpoint import JournalBusy, JournalError, JournalFailed, JournalFull, Position
+from gateway.ledger.damaged import keep_aside
 from gateway.ledger.records import Close, Open, Progress, Record, decode, encode
 from gateway.ledger.rows import LedgerRow
 from gateway.ledger.segment import Segment
@@ -339,7 +340,7 @@ class Journal:
             buffer, salt = self.load(Position(segment, 0))
             for frame in frames.unpack(buffer, salt, frames.HEADER_BYTES):
                 if frame.payload is None:
-                    where = f"{self._path(segment)}, bytes {frame.start} to {frame.end}"
+                    where = f"{keep_aside(self._path(segment))}, bytes {frame.start} to {frame.end}"
                     logger.warning("the journal is damaged (a write was cut short, or the disk lies): %s", where)
                     continue
                 try:

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.ledger import frames
+from gateway.ledger.damaged import keep_aside
 from gateway.ledger.journal import Journal, JournalBusy, JournalFailed, Position
 from gateway.ledger.records import Close, Decided, Open, Progress, Record, concerns_database, decode, encode
 from gateway.ledger.rows import Decision
@@ -163,8 +164,26 @@ def test_damage_in_the_middle_costs_only_the_damaged_record(tmp_path: Path, capl
     path.write_bytes(content)
     again = Journal.open(tmp_path)
     assert closed(again) == ["0", "1", "3", "4"]
-    assert f"bytes {starts[2]} to {starts[3]}" in caplog.text
+    aside = path.with_name(path.name + ".damaged")
+    assert f"{aside}, bytes {starts[2]} to {starts[3]}" in caplog.text
+    again.drop(again.end.segment)
+    assert not path.exists(), "what is stored goes"
+    assert aside.read_bytes() == bytes(content), "what was damaged can still be looked at"
     again.close()
+    Journal.open(tmp_path).close()
+    assert aside.exists()
+
+
+def test_few_damaged_segments_are_kept(tmp_path: Path) -> None:
+    for number in range(1, 7):
+        path = tmp_path / f"{number:012d}.journal"
+        path.write_text(f"damage {number}")
+        for _ in range(2):
+            assert keep_aside(path).read_text() == f"damage {number}"
+        path.unlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{n:012d}.journal.damaged" for n in (4, 5, 6)]
+    path.write_text("of another journal")
+    assert keep_aside(path).read_text() == "of another journal"
 
 
 @given(st.binary(max_size=300), st.lists(st.binary(max_size=50), max_size=5), st.integers(0, 2**32 - 1))
