@@ -12,6 +12,8 @@ from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
+from backends.choices import choices
+
 _Request = TypeVar("_Request")
 
 # JSON objects that are passed through without being interpreted.
@@ -254,8 +256,9 @@ def _takes_integer(kind: object) -> bool:
     return int in kinds and float not in kinds
 
 
-def wrong_type(error: msgspec.ValidationError) -> InvalidRequest:
-    """msgspec's "Expected `int`, got `str` - at `$.max_tokens`" in the dialect's terms, with the field as `param`."""
+def wrong_type(error: msgspec.ValidationError, kind: type[Any] | None = None) -> InvalidRequest:
+    """msgspec's "Expected `int`, got `str` - at `$.max_tokens`" in the dialect's terms, with the field as `param`.
+    With the type of the request, whoever sent a word that is not allowed is told which are."""
     what, _, where = str(error).partition(" - at `$")
     param = where.rstrip("`").removesuffix("[...]").lstrip(".") or None
     if what.startswith(("Object missing required field", "Object contains unknown field")):
@@ -264,6 +267,9 @@ def wrong_type(error: msgspec.ValidationError) -> InvalidRequest:
         if "unknown" in what:
             return InvalidRequest(f"Unknown parameter '{param}'.", code="unknown_parameter", param=param)
         return InvalidRequest(f"'{param}' is missing.", code="missing_required_parameter", param=param)
+    if what.startswith("Invalid enum value") and kind is not None and (words := choices(kind, param or "")):
+        text = f"'{param}' must be one of {', '.join(words)}, not {what.removeprefix('Invalid enum value ')}."
+        return InvalidRequest(text, code="invalid_type", param=param)
     return InvalidRequest(f"'{param}': {what}." if param else f"{what}.", code="invalid_type", param=param)
 
 
@@ -280,6 +286,7 @@ def whole_number(text: str, digits: int) -> int | None:
 
 
 MAX_SALT_CHARACTERS = 128
+_RESPONSE_FORMATS = ("text", "json_object", "json_schema", "structural_tag")  # the last is vLLM's
 _TOKEN_ID_DIGITS = 10
 RANGES: tuple[tuple[str, float, float], ...] = (
     ("temperature", 0, 2),
@@ -315,6 +322,10 @@ def validate(request: ChatRequest) -> None:
     if not request.messages:
         raise InvalidRequest("'messages' must hold at least one message.", param="messages", code="empty_array")
     check_ranges(request)
+    kind = (request.response_format or {}).get("type", "text")
+    if kind not in _RESPONSE_FORMATS:
+        text = f"'response_format.type' is an unknown type: it must be one of {', '.join(_RESPONSE_FORMATS)}."
+        raise InvalidRequest(text, param="response_format.type")
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
     if request.cache_salt is not None and not 1 <= len(request.cache_salt) <= MAX_SALT_CHARACTERS:

@@ -11,6 +11,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from gateway.invalid import InvalidValue
+from gateway.ledger.money import format_usd
 from tiers import TIERS
 
 # What a key can be kept to. Counting the tokens of a message belongs to `messages`; every key may list its models.
@@ -21,7 +23,7 @@ _RATES: Final = ("requests_per_minute", "tokens_per_minute", "parallel")
 _WORDS: Final = {"allowed_tiers": TIERS, "allowed_routes": ROUTES}
 
 
-class InvalidCeiling(ValueError):
+class InvalidCeiling(InvalidValue):
     """A limit, budget, expiry or scope that makes no sense; the message names the field and says what to write."""
 
 
@@ -60,9 +62,11 @@ def columns(change: LimitChange) -> dict[str, Any]:
         if value is None:
             continue
         if name in _RATES and not 0 < value <= MOST:
-            raise InvalidCeiling(f"{name} must be between 1 and {MOST}, got {value}")
+            raise InvalidCeiling(f"'{name}' must be between 1 and {MOST}, got {value}", name)
         if name == "budget_nanousd" and not 0 <= value <= MOST_NANOUSD:
-            raise InvalidCeiling(f"{name} must be between 0 and {MOST_NANOUSD}, got {value}")
+            most = format_usd(MOST_NANOUSD)
+            text = f"'budget_usd' must be between 0 and {most} dollars, got {format_usd(value)}"
+            raise InvalidCeiling(text, "budget_usd")
         if name.startswith("allowed_"):
             values[name] = msgspec.json.encode(_allowed(name, value)).decode()
     return values
@@ -72,9 +76,9 @@ def _allowed(name: str, words: Collection[str]) -> list[str]:
     known = _WORDS.get(name)
     unknown = sorted(word for word in words if known is not None and word not in known)
     if unknown:
-        raise InvalidCeiling(f"{name} does not know '{unknown[0]}': choose from {', '.join(known or ())}")
+        text = f"'{name}' does not know '{unknown[0]}': choose from {', '.join(known or ())}"
+        raise InvalidCeiling(text, name)
     if not words:
-        raise InvalidCeiling(
-            f"{name} is empty, so the key could do nothing: name at least one, or leave it out for all"
-        )
+        text = f"'{name}' is empty, so the key could do nothing: name at least one, or leave it out for all"
+        raise InvalidCeiling(text, name)
     return sorted(set(words))

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.access.audit import Actor, record, record_change
 from gateway.access.keystore import read_list
+from gateway.invalid import InvalidValue
 from gateway.ledger.database import Database
 from gateway.ledger.rows import now_ms
 from gateway.ledger.schema import keys, organisations, projects, replaced_secrets, teams
@@ -22,7 +23,7 @@ _AUDITED: Final = (
 )  # fmt: skip
 
 
-class InvalidKeyRequest(ValueError):
+class InvalidKeyRequest(InvalidValue):
     """A key cannot be made or found as asked; the message says what to write instead."""
 
 

@@ -94,7 +94,7 @@ async def create_key(
         try:
             *_, project_id = await ensure_levels(database, connection, actor, organisation, team, project)
         except InvalidLevel as error:
-            raise InvalidKeyRequest(str(error)) from None
+            raise InvalidKeyRequest(str(error), error.field) from None
         values = {
             "id": key_id,
             "project_id": project_id,
@@ -230,7 +230,7 @@ def _terms(change: KeyChange) -> dict[str, Any]:
             check_name("key", change.name)
         values = columns(change)
     except (InvalidCeiling, InvalidLevel) as error:
-        raise InvalidKeyRequest(str(error)) from None
+        raise InvalidKeyRequest(str(error), error.field) from None
     if values.get("expires_ms") is not None and values["expires_ms"] <= now_ms():
-        raise InvalidKeyRequest("the key would have expired already")
+        raise InvalidKeyRequest("the key would have expired already", "expires")
     return values

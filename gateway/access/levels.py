@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.access.audit import Actor, record, record_change
 from gateway.access.ceilings import ChangedMeanwhile, LimitChange, columns
 from gateway.access.counting import month_of
+from gateway.invalid import InvalidValue
 from gateway.ledger.database import Database
 from gateway.ledger.rows import new_id, now_ms
 from gateway.ledger.schema import facts, keys, organisations, projects, teams
@@ -29,7 +30,7 @@ _TABLES: Final[Mapping[LevelKind, Table]] = {"organisation": organisations, "tea
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._@+-]{0,63}")
 
 
-class InvalidLevel(ValueError):
+class InvalidLevel(InvalidValue):
     """An organisation, team or project cannot be found or made as asked; the message says what to write instead."""
 
 
@@ -204,7 +205,10 @@ def check_name(kind: str, name: str) -> None:
     """Raises InvalidLevel for what is no name."""
     if not _NAME.fullmatch(name):
         allowed = "1 to 64 letters, digits, spaces or . _ @ + -, beginning with a letter or digit"
-        raise InvalidLevel(f"{name!r} is no name for a {kind}: use {allowed}")
+        article = "an" if kind == "organisation" else "a"
+        raise InvalidLevel(
+            f"{name!r} is no name for {article} {kind}: use {allowed}", "name" if kind == "key" else kind
+        )
 
 
 async def move_version(database: Database, connection: AsyncConnection) -> None:

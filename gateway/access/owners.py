@@ -14,13 +14,14 @@ import msgspec
 from sqlalchemy import select
 
 from gateway.access.audit import Actor, record
+from gateway.invalid import InvalidValue
 from gateway.ledger.database import Database
 from gateway.ledger.schema import keys, organisations, projects, teams
 
 KINDS: Final = ("organisation", "team", "key")
 
 
-class UnknownOwner(ValueError):
+class UnknownOwner(InvalidValue):
     """Nobody is called that, or several are; the message says who is."""
 
 

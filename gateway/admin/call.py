@@ -43,6 +43,8 @@ MAX_BODY_BYTES = 1 << 20
 _PASSING = ("keys", "state", "former_secrets")
 # What the functions behind the API say of a request that makes no sense; the message names the field.
 _INVALID = (InvalidKeyRequest, InvalidLevel, InvalidCeiling, InvalidReport, InvalidAmount, UnknownOwner)
+# Words of the commands, and the fields that mean the same here.
+_ALSO = {"all": "everything", "rpm": "requests_per_minute", "tpm": "tokens_per_minute"}
 _encoder = msgspec.json.Encoder()
 
 
@@ -148,7 +150,7 @@ class AdminRoute:
         try:
             answer = await self.handler(call)
         except _INVALID as error:
-            raise BadRequest(_sentence(str(error)), code="invalid_value") from None
+            raise BadRequest(_sentence(str(error)), code="invalid_value", param=error.field) from None
         if self.role == "write":
             log(
                 logging.INFO,
@@ -226,7 +228,7 @@ def _refuse_unknown(given: Mapping[str, Any], kind: type[msgspec.Struct], where:
     known = kind.__struct_encode_fields__
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+            near = [_ALSO[name]] if _ALSO.get(name) in known else difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean '{near[0]}'?" if near else f" Known are: {', '.join(known) or 'none'}."
             shown = name[:100]
             raise BadRequest(f"Unknown field '{shown}' in {where}.{hint}", code="unknown_parameter", param=shown)

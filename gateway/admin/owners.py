@@ -121,7 +121,8 @@ def _routes(kind: LevelKind, body: type[msgspec.Struct]) -> list[AdminRoute]:
     async def listed(call: Call[OwnerFilter, None]) -> Page[Owner]:
         query = call.query
         if (kind == "organisation" and query.organisation) or (kind != "project" and query.team):
-            raise BadRequest(f"{kind}s are not filtered by that: leave it out.", code="invalid_value")
+            param = "team" if query.team else "organisation"
+            raise BadRequest(f"{kind}s are not filtered by '{param}': leave it out.", code="invalid_value", param=param)
         found = await call.database(lambda database: list_levels(database, kind))
         mine = call.caller.organisation_id
         kept = [info for info in found if mine in (None, info.organisation_id) and _lies_in(info, query)]
@@ -148,6 +149,8 @@ def _routes(kind: LevelKind, body: type[msgspec.Struct]) -> list[AdminRoute]:
             info = await call.database(lambda database: create_level(database, reference, change, actor=call.actor))
         except (LevelExists, IntegrityError):
             raise Conflict(f"The {kind} '{'/'.join(names)}' exists.") from None
+        except InvalidLevel as error:  # its own name is in `name` here
+            raise InvalidLevel(str(error), "name" if error.field == kind else error.field) from None
         return shown(info)
 
     async def one(call: Call[None, None]) -> Owner:
@@ -213,7 +216,8 @@ async def _find(call: AnyCall, kind: LevelKind) -> LevelInfo:
         raise NotFound(f"There is no {what}.") from None
     call.check_mine(info.organisation_id, what)
     if info.id != id:  # a name is no id: it may mean another one tomorrow
-        raise NotFound(f"A {kind} is named by its id here; that of '{id[:100]}' is {info.id}.")
+        named = "An organisation" if kind == "organisation" else f"A {kind}"
+        raise NotFound(f"{named} is named by its id here; that of '{id[:100]}' is {info.id}.")
     return info
 
 

@@ -10,6 +10,7 @@ from backends import protocol
 from backends.bounds import check_bounds, check_elements
 from backends.protocol import InvalidRequest, Json, wrong_type
 from gateway.dialects.errors import BadRequest
+from gateway.dialects.json_errors import reason
 
 _T = TypeVar("_T")
 _decoder = msgspec.json.Decoder()
@@ -30,7 +31,7 @@ def decode(body: bytes, *, tokens: str | None = None) -> Json:
     except InvalidRequest as error:
         raise bad_request(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+        raise BadRequest(reason(body, error), code="invalid_json") from None
     return payload
 
 
@@ -43,7 +44,7 @@ def convert(payload: Json, kind: type[_T]) -> _T:
     try:
         return protocol.convert(payload, kind)
     except msgspec.ValidationError as error:
-        raise bad_request(wrong_type(error)) from None
+        raise bad_request(wrong_type(error, kind)) from None
     except RecursionError:
         raise BadRequest("The body is nested too deeply.", code="invalid_json") from None
 

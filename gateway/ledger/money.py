@@ -10,6 +10,8 @@ from __future__ import annotations
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation, localcontext
 from typing import Final
 
+from gateway.invalid import InvalidValue
+
 NANO: Final = 10**9
 MILLION: Final = 10**6
 # SQLite and PostgreSQL keep amounts in 64 bits: the largest single amount is about nine billion dollars.
@@ -19,7 +21,7 @@ MAX_NANOUSD: Final = 2**63 - 1
 _CONTEXT = Context(prec=60, rounding=ROUND_HALF_UP)
 
 
-class InvalidAmount(ValueError):
+class InvalidAmount(InvalidValue):
     """Text that is no amount of dollars, or one that does not fit."""
 
 

@@ -18,6 +18,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Label, case, func, literal_column, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from gateway.invalid import InvalidValue
 from gateway.ledger.database import Database
 from gateway.ledger.money import format_usd
 from gateway.ledger.schema import decisions, keys, ledger, organisations, projects, teams
@@ -34,7 +35,7 @@ MEASURES: Final = (
 _NAMED: Final = {"organisation": organisations, "team": teams, "project": projects, "key": keys}
 
 
-class InvalidReport(ValueError):
+class InvalidReport(InvalidValue):
     """A report nobody can make: an unknown dimension, an unreadable date or a span that ends before it begins."""
 
 
@@ -91,7 +92,7 @@ async def cost_report(
     unknown = [name for name in by if name not in DIMENSIONS]
     if unknown or len(set(by)) != len(by):
         what = f"unknown dimension '{unknown[0]}'" if unknown else "a dimension stands twice"
-        raise InvalidReport(f"{what}; choose from {', '.join(DIMENSIONS)}")
+        raise InvalidReport(f"{what}; choose from {', '.join(DIMENSIONS)}", "by")
     span: list[ColumnElement[bool]] = []
     if since:
         span.append(ledger.c.ts_ms >= _to_ms(since))
@@ -161,6 +162,13 @@ async def _request_of(connection: AsyncConnection, named: str) -> str:
     return await connection.scalar(given.limit(1)) or made
 
 
+def _moment(text: str | None, now: datetime, field: str) -> datetime | None:
+    try:
+        return parse_moment(text, now) if text else None
+    except InvalidReport as error:
+        raise InvalidReport(str(error), field) from None
+
+
 def parse_moment(text: str, now: datetime | None = None) -> datetime:
     """`2026-11-30`, `2026-11-30T12:00`, or a time ago: `90m`, `24h`, `7d`, `4w`. Without a zone it is UTC.
 
@@ -189,10 +197,10 @@ def parse_span(
         InvalidReport: one cannot be read, or no moment up to now lies between them, so that the report would be empty.
     """
     now = now or datetime.now(UTC)
-    begins, ends = (parse_moment(text, now) if text else None for text in (since, until))
+    begins, ends = (_moment(text, now, field) for text, field in ((since, "since"), (until, "until")))
     if begins and begins >= (ends or now):
         end = f"'{until}' ({_short(ends)})" if ends else f"now ({_short(now)})"
-        raise InvalidReport(f"'{since}' ({_short(begins)}) is not before {end}: no time lies between them")
+        raise InvalidReport(f"'{since}' ({_short(begins)}) is not before {end}: no time lies between them", "since")
     return begins, ends
 
 

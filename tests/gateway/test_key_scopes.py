@@ -149,11 +149,11 @@ async def test_a_change_of_what_a_key_may_use_holds_without_a_restart(door: Fron
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"allowed_tiers": ["tiny"]}, "allowed_tiers does not know 'tiny': choose from small, medium, large, xlarge"),
-        ({"allowed_routes": ["chats"]}, "allowed_routes does not know 'chats': choose from chat, completions"),
-        ({"allowed_models": []}, "allowed_models is empty"),
-        ({"parallel": 0}, "parallel must be between 1 and"),
-        ({"budget_nanousd": -1}, "budget_nanousd must be between 0 and"),
+        ({"allowed_tiers": ["tiny"]}, "'allowed_tiers' does not know 'tiny': choose from small, medium, large, xlarge"),
+        ({"allowed_routes": ["chats"]}, "'allowed_routes' does not know 'chats': choose from chat, completions"),
+        ({"allowed_models": []}, "'allowed_models' is empty"),
+        ({"parallel": 0}, "'parallel' must be between 1 and"),
+        ({"budget_nanousd": -1}, "'budget_usd' must be between 0 and"),
         ({"expires_ms": 1}, "would have expired already"),
         ({"name": "a/b"}, "is no name for a key"),
     ],

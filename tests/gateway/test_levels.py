@@ -76,7 +76,7 @@ async def test_what_cannot_be_made(database: Database) -> None:
         await create_level(database, "team:support")
     with pytest.raises(InvalidLevel, match="is no name for a team"):
         await create_level(database, "project:beta/-x/y")
-    with pytest.raises(InvalidCeiling, match="tokens_per_minute must be between 1 and"):
+    with pytest.raises(InvalidCeiling, match="'tokens_per_minute' must be between 1 and"):
         await create_level(database, "organisation:gamma", LimitChange(tokens_per_minute=0))
     assert [info.path for info in await list_levels(database, "organisation")] == ["acme"], "all of it or nothing"
 
@@ -91,7 +91,7 @@ async def test_a_change_says_only_what_it_changes(database: Database) -> None:
     await change_level(database, "organisation:acme", LimitChange(parallel=9))
     with pytest.raises(ChangedMeanwhile):
         await change_level(database, "organisation:acme", LimitChange(parallel=8), expected=stale)
-    with pytest.raises(InvalidCeiling, match="budget_nanousd must be between 0 and"):
+    with pytest.raises(InvalidCeiling, match="'budget_usd' must be between 0 and"):
         await change_level(database, "team:support", LimitChange(budget_nanousd=-1))
 
 
@@ -206,7 +206,7 @@ def test_the_commands(config: Path) -> None:
     [
         (["set", "team:nobody", "--rpm", "5"], "there is no team 'nobody'"),
         (["set", "organisation:acme", "--rpm", "many"], "--rpm: 'many' is neither a whole number nor 'none'"),
-        (["set", "organisation:acme", "--tpm", "0"], "tokens_per_minute must be between 1 and"),
+        (["set", "organisation:acme", "--tpm", "0"], "'tokens_per_minute' must be between 1 and"),
         (["set", "organisation:acme", "--budget-usd", "much"], "--budget-usd:"),
         (["create", "organisation:acme"], "the organisation 'acme' exists"),
         (["usage", "--month", "October"], "--month: 'October' is no month: write it as in 2026-10"),
@@ -255,5 +255,5 @@ def test_a_keys_terms_are_changed_by_command(config: Path) -> None:
     assert info["expires"] is not None
     run(config, "keys", "set", "bot", "--expires", "none")
     assert json.loads(run(config, "keys", "list", "--json"))[0]["expires"] is None
-    assert "allowed_tiers does not know 'tiny'" in run(config, "keys", "set", "bot", "--tier", "tiny", code=2)
+    assert "'allowed_tiers' does not know 'tiny'" in run(config, "keys", "set", "bot", "--tier", "tiny", code=2)
     assert "there is no model 'x'" in run(config, "keys", "set", "bot", "--model", "x", code=2)
