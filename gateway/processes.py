@@ -157,8 +157,12 @@ def check_plan(settings: Settings) -> None:
     """What `process_specs` would refuse, said before any model is pulled.
 
     Raises:
-        CannotStart: as `process_specs`.
+        CannotStart: as `process_specs`; or there is no folder of policies, which the file need not name.
     """
+    if not settings.policies_dir.is_dir():
+        raise CannotStart(
+            f"the folder of policies, {settings.policies_dir}, is not there: make it, or set policies_dir."
+        )
     check_sockets(settings)
     for name in autostarted(settings):
         served_name(settings, name)

@@ -53,6 +53,16 @@ def test_the_port_of_the_admin_api_is_checked_where_it_has_one(tmp_path: Path, f
 
 
 @pytest.mark.parametrize("command", [("up",), ("up", "--prepare-only"), ("doctor",)])
+def test_a_start_without_policies_is_refused(tmp_path: Path, command: tuple[str, ...], free_port: int) -> None:
+    config = configuration(tmp_path, port=free_port)
+    (tmp_path / "policies").rename(tmp_path / "polices")
+    done = tierline(*command, "--config", str(config))
+    assert done.returncode == 1
+    assert "policies" in done.stdout + done.stderr
+    assert not (tmp_path / "data").exists(), "nothing was made"
+
+
+@pytest.mark.parametrize("command", [("up",), ("up", "--prepare-only"), ("doctor",)])
 def test_a_host_that_cannot_be_resolved_is_blamed_with_its_line(
     tmp_path: Path, command: tuple[str, ...], free_port: int
 ) -> None:
