@@ -60,7 +60,7 @@ def examine(config: Path) -> list[Finding]:
     """Run every check. Without a usable configuration only those of the machine can run."""
     findings = [_python(), *_packages(), _compiler(), _accelerator()]
     try:
-        settings = load(config)
+        settings = load(config, here=True)
     except InvalidFile as error:
         problems = "; ".join(str(problem) for problem in error.problems)
         return [*findings, Finding("configuration", "fail", problems, "correct the file, or name one with --config")]

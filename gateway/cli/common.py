@@ -57,10 +57,10 @@ def fail(message: str, code: Exit = Exit.FAILED) -> NoReturn:
     raise typer.Exit(code)
 
 
-def settings_or_exit(config: Path | None) -> Settings:
-    """The settings, or every fault of the file with its line and exit code 2."""
+def settings_or_exit(config: Path | None, *, here: bool = False) -> Settings:
+    """The settings, or every fault of the file with its line and exit code 2. `here`: as for `load`."""
     try:
-        return load(config)
+        return load(config, here=here)
     except InvalidFile as error:
         lines = "\n".join(str(problem) for problem in error.problems)
         hint = "" if config_path(config).exists() else "\nName the file with --config FILE or TIERLINE_CONFIG."

@@ -44,7 +44,7 @@ def up(
     (server.drain_seconds) and stops everything; a second one stops at once.
     """
     _take_interrupts()
-    settings = settings_or_exit(config)
+    settings = settings_or_exit(config, here=True)
     data_dir = settings.storage.data_dir
     url = listening_url(settings.server.host, settings.server.port)
     try:

@@ -85,8 +85,11 @@ class Settings(Strict):
         return self.storage.data_dir / "run" / name
 
 
-def load(path: Path | None = None) -> Settings:
+def load(path: Path | None = None, *, here: bool = False) -> Settings:
     """Read `tierline.yaml` (or `$TIERLINE_CONFIG`) and make its paths absolute.
+
+    With `here`, all of its processes are to run on this machine: the folder of policies and the embedding model must be
+    there. Elsewhere each process has only what it needs itself.
 
     Raises:
         InvalidFile: one problem per fault, each with file, line and column.
@@ -99,7 +102,10 @@ def load(path: Path | None = None) -> Settings:
         raise surroundings.with_hint(error, text.split("\n")) from error
     if problems := surroundings.unexpanded(document):
         raise InvalidFile(_in_order(problems))
-    return resolve(yamlfile.validate(document, Settings), document, source.resolve().parent)
+    settings, root = yamlfile.validate(document, Settings), source.resolve().parent
+    if here and (problems := list(surroundings.missing(settings, document, root))):
+        raise InvalidFile(_in_order([*conflicts(settings, document), *problems]))
+    return resolve(settings, document, root)
 
 
 def where(path: Path, key: Location) -> str:
@@ -115,9 +121,9 @@ def resolve(settings: Settings, document: Document, root: Path) -> Settings:
     """Make paths absolute against `root` and check what only the whole file can tell.
 
     Raises:
-        InvalidFile: every name that points nowhere, folder that is not there, and clash, each with its position.
+        InvalidFile: every name that points nowhere and every clash, each with its position.
     """
-    problems = [*conflicts(settings, document), *surroundings.missing(settings, document, root)]
+    problems = list(conflicts(settings, document))
     if problems:
         raise InvalidFile(_in_order(problems))
     storage = settings.storage.model_copy(update={"data_dir": root / settings.storage.data_dir})

@@ -1,5 +1,5 @@
 """What `tierline.yaml` says of things outside it: the folder of the policies, the embedding model, and variables that
-somebody hoped would be put in. Found when the file is read, not when a process fails over it.
+somebody hoped would be put in. Found when the file is read, not when a process fails over it later.
 """
 
 from __future__ import annotations

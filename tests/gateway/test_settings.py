@@ -22,10 +22,10 @@ engines:
 """
 
 
-def load(tmp_path: Path, text: str) -> settings.Settings:
+def load(tmp_path: Path, text: str, *, here: bool = True) -> settings.Settings:
     path = tmp_path / "tierline.yaml"
     path.write_text(text)
-    return settings.load(path)
+    return settings.load(path, here=here)
 
 
 def test_the_shipped_file_is_valid() -> None:
@@ -176,6 +176,15 @@ def test_an_embedder_may_be_a_folder_beside_the_file(tmp_path: Path) -> None:
 
 def test_an_embedder_that_is_not_used_is_not_looked_for(tmp_path: Path) -> None:
     assert not load(tmp_path, f"{GOOD}cache: {{enabled: false, embedder: none}}\n").cache.enabled
+
+
+def test_what_lies_on_another_machine_is_not_looked_for(tmp_path: Path) -> None:
+    """The gateway in one container, the cache with its model in another."""
+    text = f"{GOOD}policies_dir: none\ncache: {{embedder: /models/none}}\n"
+    assert load(tmp_path, text, here=False).cache.embedder == "/models/none"
+    with pytest.raises(InvalidFile) as caught:
+        load(tmp_path, text)
+    assert [problem.line for problem in caught.value.problems] == [10, 11]
 
 
 def test_the_place_of_a_setting(tmp_path: Path) -> None:
