@@ -42,7 +42,7 @@ async def test_another_embedder_takes_over_beside_the_traffic(
         before = client.fingerprint
         process.end()
         async with asyncio.timeout(10):
-            while client.connected:
+            while client.connected:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
         make_process(*options, "--embedder-backend", "onnx")
