@@ -67,7 +67,7 @@ async def test_another_process_gives_the_same_answer(
 async def test_a_burst_over_both_processes_is_one_call_and_one_row(
     gateways: Several, upstream: MockUpstream, key: CreatedKey
 ) -> None:
-    before, rows = upstream.requests, len(await gateways.rows())
+    before, rows = upstream.requests, len(await gateways.settled_rows(0))
     upstream.override = "answer,delay_ms=500"
     answers = await asyncio.gather(*(post(gateways, 1 + number % 2, key, "burst") for number in range(10)))
     upstream.override = None
