@@ -49,7 +49,7 @@ doctor: $(VENV)/.installed-run ## check this machine and the configuration
 	@$(BIN)/tierline doctor $(ARGS)
 
 test: install ## the fast tests, on real parts; needs nothing running
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not slow and not gpu' $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not slow and not gpu' $(ARGS)
 
 test-all: install ## all tests, the slow ones too
 	$(BIN)/python -m pytest -m 'not gpu' $(ARGS)
