@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import sqlite3
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
+
+from cache.small_file import open_small_file
 
 _log = logging.getLogger(__name__)
 _SCHEMA_VERSION = 1
@@ -65,36 +65,16 @@ class Notebook:
         self._meaning = meaning
         self._unwritten: dict[str, Given] = {}
         self._failing = False
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-        try:
-            self._database = self._open()
-        except sqlite3.DatabaseError as error:
-            if self._path is None or error.sqlite_errorcode in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                raise OSError(f"{self._path} is in use by another program: {error}") from error
-            aside = self._path.with_name(f"learned.damaged-{time.time_ns()}.db")
-            _log.warning("%s is damaged (%s): moved to %s; every promise begins anew", self._path, error, aside)
-            self._path.rename(aside)
-            self._database = self._open()
+        self._database = open_small_file(self._path, self._set_up, "every promise begins anew")
 
-    def _open(self) -> sqlite3.Connection:
-        if self._path is not None:
-            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
-        database = sqlite3.connect(self._path or ":memory:", isolation_level=None, check_same_thread=False)
-        try:
-            database.execute("PRAGMA journal_mode = WAL")
-            database.execute("PRAGMA synchronous = OFF")
-            if database.execute("PRAGMA user_version").fetchone()[0] not in (0, _SCHEMA_VERSION):
-                database.executescript("DROP TABLE IF EXISTS requests; DROP TABLE IF EXISTS promises;")
-            database.executescript(_SCHEMA)
-            database.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
-            forgotten = database.execute("DELETE FROM promises WHERE meaning <> ?", (self._meaning,)).rowcount
-        except sqlite3.DatabaseError:
-            database.close()
-            raise
-        if forgotten:
+    def _set_up(self, database: sqlite3.Connection) -> None:
+        database.execute("PRAGMA synchronous = OFF")
+        if database.execute("PRAGMA user_version").fetchone()[0] not in (0, _SCHEMA_VERSION):
+            database.executescript("DROP TABLE IF EXISTS requests; DROP TABLE IF EXISTS promises;")
+        database.executescript(_SCHEMA)
+        database.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+        if database.execute("DELETE FROM promises WHERE meaning <> ?", (self._meaning,)).rowcount:
             _log.warning("the embedder or the verifier is another one: every promise begins anew")
-        return database
 
     def note(self, request_id: str, given: Given) -> None:
         """Remember which answer a request got, in place of what was known of it."""

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from cache.client import CacheUnavailable
-from gateway.admission import admit, authenticate, count_fault, receive
-from gateway.dialects.errors import BadRequest, GatewayError, NotFound, Unavailable
+from gateway.admission import admit, authenticate, receive
+from gateway.beside import serve_beside
+from gateway.dialects.errors import BadRequest, NotFound, Unavailable
 from gateway.dialects.openai_chat import CHAT
 from gateway.dialects.reading import convert, decode
-from gateway.http import JSON_TYPE, Exchange, Header
+from gateway.http import Exchange, Header
 from gateway.life import Life
 from policies.load import Subject
 
@@ -36,31 +37,10 @@ class FeedbackRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 async def feedback(services: Services, exchange: Exchange) -> None:
     """Answer `{"request_id", "rating", "evicted"}`, or an error in the OpenAI dialect."""
-    life = Life(exchange, CHAT, exchange.request_id)
-    try:
-        await _answer(services, life)
-    finally:
-        if life.room is not None:
-            life.room.close()
+    await serve_beside(services, exchange, CHAT, ROUTE, _take)
 
 
-async def _answer(services: Services, life: Life) -> None:
-    headers: list[Header] = [JSON_TYPE]
-    try:
-        body = msgspec.json.encode(await _take(services, life))
-        life.status = 200
-        headers += life.headers()
-    except GatewayError as fault:
-        error = await count_fault(services, life, fault)
-        life.status = error.status
-        body = CHAT.error(error, life.request_id)
-        headers += [*life.headers(), *((name.encode(), value.encode()) for name, value in error.headers.items())]
-    outcome = "success" if life.status == 200 else "refused" if life.status < 500 else "error"
-    services.metrics.requests.labels(ROUTE, outcome, str(life.status)).inc()
-    await life.exchange.respond(life.status, headers, body)
-
-
-async def _take(services: Services, life: Life) -> dict[str, str | int]:
+async def _take(services: Services, life: Life) -> tuple[bytes, list[Header]]:
     life.principal = principal = await authenticate(services, life.exchange)
     given = _parse(await receive(services, life))
     subject = Subject(
@@ -87,7 +67,8 @@ async def _take(services: Services, life: Life) -> dict[str, str | int]:
             " the cache nor kept there, or that is too long ago."
         )
         raise NotFound(text, code="request_not_found", param="request_id")
-    return {"request_id": given.request_id, "rating": given.rating, "evicted": taken.evicted}
+    said = {"request_id": given.request_id, "rating": given.rating, "evicted": taken.evicted}
+    return msgspec.json.encode(said), []
 
 
 def _parse(body: bytes) -> FeedbackRequest:

@@ -15,11 +15,11 @@ import msgspec
 
 from backends.attempt import Call
 from backends.counting import NotCounted, count_input
-from gateway.admission import admit, authenticate, count_fault, receive, route
+from gateway.admission import admit, authenticate, receive, route
+from gateway.beside import serve_beside
 from gateway.dialects.anthropic_messages import MESSAGES
-from gateway.dialects.errors import GatewayError
 from gateway.dispatching import native_headers
-from gateway.http import JSON_TYPE, Exchange, Header
+from gateway.http import Exchange, Header
 from gateway.life import Life
 from gateway.logs import log
 
@@ -31,30 +31,13 @@ ROUTE = "count_tokens"
 
 async def count_tokens(services: Services, exchange: Exchange) -> None:
     """Answer `{"input_tokens": n}`, or an error in the Anthropic dialect."""
-    life = Life(exchange, MESSAGES, exchange.request_id)
-    try:
-        await _answer(services, life)
-    finally:
-        if life.room is not None:
-            life.room.close()
+    await serve_beside(services, exchange, MESSAGES, ROUTE, _take)
 
 
-async def _answer(services: Services, life: Life) -> None:
-    headers: list[Header] = [JSON_TYPE]
-    try:
-        tokens, how = await _count(services, life)
-        body = msgspec.json.encode({"input_tokens": tokens})
-        life.status = 200
-        headers += [*life.headers(), (b"x-tierline-model", life.candidates[0].model.encode("latin-1", "replace"))]
-        headers.append((b"x-tierline-count", how))
-    except GatewayError as fault:
-        error = await count_fault(services, life, fault)
-        life.status = error.status
-        body = MESSAGES.error(error, life.request_id)
-        headers += [*life.headers(), *((name.encode(), value.encode()) for name, value in error.headers.items())]
-    outcome = "success" if life.status == 200 else "refused" if life.status < 500 else "error"
-    services.metrics.requests.labels(ROUTE, outcome, str(life.status)).inc()
-    await life.exchange.respond(life.status, headers, body)
+async def _take(services: Services, life: Life) -> tuple[bytes, list[Header]]:
+    tokens, how = await _count(services, life)
+    model = life.candidates[0].model.encode("latin-1", "replace")
+    return msgspec.json.encode({"input_tokens": tokens}), [(b"x-tierline-model", model), (b"x-tierline-count", how)]
 
 
 async def _count(services: Services, life: Life) -> tuple[int, bytes]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import bisect
 import logging
-import os
 import sqlite3
-import time
 import uuid
 from pathlib import Path
 
 from cache.replicas.records import Record, Retraction, Unreadable, unpack_retraction
+from cache.small_file import open_small_file
 
 _log = logging.getLogger(__name__)
 _SCHEMA_VERSION = 1
@@ -42,19 +41,9 @@ class Notes:
             OSError: the file cannot be made, or another program has it.
         """
         self._path = None if folder is None else folder / "replicas.db"
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-        self.damaged = False
-        try:
-            self._database = self._open()
-        except sqlite3.DatabaseError as error:
-            if self._path is None or error.sqlite_errorcode in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                raise OSError(f"{self._path} is in use by another program: {error}") from error
-            aside = self._path.with_name(f"replicas.damaged-{time.time_ns()}.db")
-            _log.warning("%s is damaged (%s): moved to %s", self._path, error, aside)
-            self._path.rename(aside)
-            self.damaged = True
-            self._database = self._open()
+        self._database = open_small_file(
+            self._path, self._set_up, "what was to be forgotten and not published yet is lost"
+        )
         self.name = self._fact("name") or self._keep_fact("name", uuid.uuid4().hex)
         self.known = int(self._fact("known") or 0)
         self.home = self._fact("home")
@@ -74,22 +63,12 @@ class Notes:
             else:
                 self._note(number, retraction)
 
-    def _open(self) -> sqlite3.Connection:
-        if self._path is not None:
-            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
-        database = sqlite3.connect(self._path or ":memory:", isolation_level=None, check_same_thread=False)
-        try:
-            database.execute("PRAGMA journal_mode = WAL")
-            database.execute("PRAGMA synchronous = NORMAL")
-            if database.execute("PRAGMA user_version").fetchone()[0] not in (0, _SCHEMA_VERSION):
-                database.executescript("DROP TABLE IF EXISTS retractions; DROP TABLE IF EXISTS facts")
-                self.damaged = True
-            database.executescript(_SCHEMA)
-            database.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
-        except sqlite3.DatabaseError:
-            database.close()
-            raise
-        return database
+    def _set_up(self, database: sqlite3.Connection) -> None:
+        database.execute("PRAGMA synchronous = NORMAL")
+        if database.execute("PRAGMA user_version").fetchone()[0] not in (0, _SCHEMA_VERSION):
+            database.executescript("DROP TABLE IF EXISTS retractions; DROP TABLE IF EXISTS facts")
+        database.executescript(_SCHEMA)
+        database.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
 
     @property
     def waiting(self) -> list[Retraction]:

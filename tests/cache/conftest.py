@@ -9,6 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +42,10 @@ class Process:
         return self.popen.wait(timeout=20)
 
 
-@pytest.fixture(scope="session")
-def embedder() -> Embedder:
-    return Embedder("all-MiniLM-L6-v2", threads=1)
-
-
-@pytest.fixture(scope="session")
-def cache_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Socket of a process that lives for the whole session; tests keep apart by their scope."""
-    process = Process(tmp_path_factory.mktemp("cache") / "s")
+@contextmanager
+def ready_process(folder: Path) -> Iterator[Path]:
+    """The socket of a cache process that has loaded its embedder."""
+    process = Process(folder / "s")
     process.start()
 
     async def ready() -> bool:
@@ -61,6 +57,18 @@ def cache_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield process.socket
     finally:
         process.end()
+
+
+@pytest.fixture(scope="session")
+def embedder() -> Embedder:
+    return Embedder("all-MiniLM-L6-v2", threads=1)
+
+
+@pytest.fixture(scope="session")
+def cache_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Socket of a process that lives for the whole session; tests keep apart by their scope."""
+    with ready_process(tmp_path_factory.mktemp("cache")) as socket:
+        yield socket
 
 
 @pytest.fixture

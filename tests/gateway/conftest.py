@@ -6,7 +6,6 @@ another kind, or a gateway of other settings, has a fixture of its own under the
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import pwd
@@ -22,9 +21,8 @@ import pytest_asyncio
 from bench.mock_anthropic import AnthropicWire
 from bench.mock_upstream import MockUpstream
 from bench.redis_server import RedisServer, server_binary
-from cache.client import CacheClient
 from gateway.ledger.database import Database
-from tests.cache.conftest import Process
+from tests.cache.conftest import ready_process
 from tests.gateway.front_door import FrontDoor, configuration, front_door
 
 
@@ -56,18 +54,8 @@ async def door(tmp_path: Path, upstream: MockUpstream) -> AsyncIterator[FrontDoo
 @pytest.fixture(scope="session")
 def answer_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The socket of one cache process, ready; a gateway of a test has a team of its own, so they share nothing."""
-    process = Process(tmp_path_factory.mktemp("cache") / "s")
-    process.start()
-
-    async def ready() -> bool:
-        async with CacheClient(process.socket, timeout_ms=1000) as client:
-            return await client.wait_ready(90) and client.state == "ready"
-
-    try:
-        assert asyncio.run(ready()), "the cache process did not load its embedder"
-        yield process.socket
-    finally:
-        process.end()
+    with ready_process(tmp_path_factory.mktemp("cache")) as socket:
+        yield socket
 
 
 @pytest.fixture(scope="session")
