@@ -34,7 +34,7 @@ from cache.wire import (
     VerdictRequest,
 )
 from cache.words.asking import asked_form
-from cache.words.guards import lowest_cosine, objection, verify
+from cache.words.guards import first_accepted, objection
 
 # Why there is no vector now, where there may be one later.
 _FOR_NOW = frozenset({"warming", "failed", "overloaded"})
@@ -153,16 +153,12 @@ class Answering:
         nearest = await self._store.nearest(key, vector, NEIGHBOURS, ttl_s=request.ttl_s)
         if not nearest:
             return LookupReply(request.id, "miss", reason="no_entry")
-        reason: str | None = "below_threshold"
-        for rank, near in enumerate(nearest):
-            if near.cosine < lowest_cosine(request.threshold):
-                break
-            verdict = verify(key.text, near.question, near.cosine, request.threshold)
-            if verdict.accepted:
-                self._learning.note(request.asker, near.entry.id)
-                return self._give(request, near, "semantic", min(near.cosine, 1.0))
-            if rank == 0:
-                reason = verdict.reason
+        questions = [(near.question, near.cosine) for near in nearest]
+        place, reason = first_accepted(key.text, questions, request.threshold)
+        if place is not None:
+            near = nearest[place]
+            self._learning.note(request.asker, near.entry.id)
+            return self._give(request, near, "semantic", min(near.cosine, 1.0))
         return LookupReply(request.id, "miss", score=nearest[0].cosine, reason=reason)
 
     async def _by_promise(self, request: LookupRequest, rule: Rule) -> LookupReply:

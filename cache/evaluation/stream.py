@@ -20,7 +20,7 @@ from cache.store.index import Vector
 from cache.verifier.corpus import Asked
 from cache.verifier.model import Verifier
 from cache.verifier.neighbours import candidate
-from cache.words.guards import lowest_cosine, verify
+from cache.words.guards import first_accepted
 
 # What decides on a question that nothing in the cache equals, and keeps its answer where it is a miss.
 _Decide = Callable[[Asked, Vector], Decision]
@@ -92,16 +92,12 @@ class _Static:
         nearest = self._answers.nearest(vector)
         if not nearest:
             return Decision(asked.text, "miss", reason="no_entry")
-        reason: str | None = "below_threshold"
-        for rank, near in enumerate(nearest):
-            if near.cosine < lowest_cosine(self._threshold):
-                break
-            verdict = verify(asked.text, near.question, near.cosine, self._threshold)
-            if verdict.accepted:
-                correct = self._answers.truth(near.answer_id) == asked.answer_id
-                return Decision(asked.text, "semantic", correct, near.cosine, None, near.question)
-            if rank == 0:
-                reason = verdict.reason
+        questions = [(near.question, near.cosine) for near in nearest]
+        place, reason = first_accepted(asked.text, questions, self._threshold)
+        if place is not None:
+            near = nearest[place]
+            correct = self._answers.truth(near.answer_id) == asked.answer_id
+            return Decision(asked.text, "semantic", correct, near.cosine, None, near.question)
         return Decision(asked.text, "miss", None, nearest[0].cosine, reason, nearest[0].question)
 
 

@@ -14,6 +14,7 @@ cache.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal
 
@@ -78,6 +79,24 @@ def verify(asked: str, cached: str, cosine: float, threshold: float) -> Verdict:
     if reason is None and narrows(asked, cached):
         reason = "narrowed"
     return Verdict(reason is None, reason, content)
+
+
+def first_accepted(asked: str, nearest: Sequence[tuple[str, float]], threshold: float) -> tuple[int | None, str | None]:
+    """The place of the nearest question whose answer may be given; without one, why not the first of all.
+
+    Args:
+        nearest: questions with their cosines, nearest first; at least one.
+    """
+    reason: str | None = "below_threshold"
+    for place, (question, cosine) in enumerate(nearest):
+        if cosine < lowest_cosine(threshold):
+            break
+        verdict = verify(asked, question, cosine, threshold)
+        if verdict.accepted:
+            return place, None
+        if place == 0:
+            reason = verdict.reason
+    return None, reason
 
 
 def lowest_cosine(threshold: float) -> float:
