@@ -1,26 +1,22 @@
-"""Before a request runs: who asks, under which policy, on which tier, and whether limits and budget allow it."""
+"""Before a request runs: who asks, what its headers and body say, and whether limits and budget allow it."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from backends.attempt import Operation
 from backends.protocol import whole_number
 from gateway.access.input_bound import input_bound
 from gateway.access.limits import Admission, BudgetExhausted, Refused, Scope
+from gateway.access.policy_scopes import scopes_of
 from gateway.access.principal import AuthenticationError, Principal
 from gateway.cache_headers import read as read_cache_headers
-from gateway.candidates import select
 from gateway.dialects.errors import (
     BadRequest,
     GatewayError,
-    NotFound,
     OutOfBudget,
     RateLimited,
     Unauthenticated,
@@ -30,24 +26,10 @@ from gateway.http import Exchange
 from gateway.idempotency.step import idempotency_key
 from gateway.ledger.prices import estimate
 from gateway.life import Life
-from gateway.logs import log
-from gateway.measuring import check_length, is_large
-from gateway.permissions import check_model, check_pin, check_route
-from gateway.settings import Settings
-from policies.evaluate import decide
-from policies.facts import Context, Facts, from_chat
-from policies.load import Policy, Subject
-from tiers import TIERS
 
 if TYPE_CHECKING:
     from gateway.services import Services
 
-KINDS: Mapping[Operation, str] = {
-    "chat": "chat",
-    "completions": "chat",
-    "embeddings": "embedding",
-    "rerank": "rerank",
-}
 MAX_TAGS = 16
 MAX_TAG_LENGTH = 64
 # A client library tries again on 429 by itself; beyond this wait that is in vain.
@@ -136,111 +118,6 @@ def _tags(header: str) -> dict[str, str]:
     return tags
 
 
-async def route(services: Services, life: Life) -> None:
-    """Choose policy, tier and candidates, and record why.
-
-    Raises:
-        NotFound: the model is unknown.
-        NotAllowed: the key may not use it, its tier or this route.
-        BadRequest: no candidate can do what the request asks.
-    """
-    principal, asked = life.principal, life.asked
-    assert principal is not None
-    assert asked is not None
-    check_route(principal, life.dialect.route)
-    settings = services.settings
-    name = asked.model
-    kind = KINDS[asked.operation]
-    if kind != "chat":
-        name = _named(settings, principal, name, kind)
-    if name != "auto" and name not in settings.models:
-        known = ", ".join(["auto", *settings.models])
-        raise NotFound(
-            f"The model '{name[:100]}' does not exist here. Models: {known}.", code="model_not_found", param="model"
-        )
-    if name != "auto":
-        check_model(settings, principal, name)
-    if name != "auto" and settings.models[name].kind != kind:
-        text = f"The model '{name}' is for {settings.models[name].kind}, not for {kind}."
-        raise BadRequest(text, code="wrong_kind_of_model", param="model")
-    pinned = life.exchange.header(b"x-tierline-tier")
-    if pinned is not None and kind != "chat":
-        raise BadRequest(f"'x-tierline-tier' is for chat; models for {kind} have no tier.", code="invalid_tier")
-    if pinned is not None and pinned not in TIERS:
-        raise BadRequest(f"'x-tierline-tier' must be one of {', '.join(TIERS)}.", code="invalid_tier")
-    if pinned is not None:
-        check_pin(principal, pinned)
-    subject = Subject(
-        organisation=principal.organisation_name,
-        team=principal.team_name,
-        project=principal.project_name,
-        key=principal.key_id,
-        model=name,
-    )
-    policy = services.policies.current.resolve(subject)
-    used = await services.limiter.budget_used((*principal.scopes, _budget_scope(policy, enforced=False)))
-    context = Context(
-        organisation=subject.organisation,
-        team=subject.team,
-        project=subject.project,
-        key=subject.key,
-        tags=tuple(f"{tag}={value}" for tag, value in life.tags.items()),
-        budget_used=max(used.values(), default=0.0),
-        pinned_tier=pinned,
-    )
-    chat = asked.chat()
-    needs_profile = policy.needs_profile and (name == "auto" or name in policy.document.applies_to.models)
-
-    def read() -> Facts:
-        profile = None
-        if needs_profile:
-            profile = services.classifier.classify(
-                asked.messages,
-                tools=bool(chat.get("tools")),
-                response_format=chat.get("response_format"),
-                max_tokens=asked.max_tokens,
-            )
-        return from_chat({**chat, "model": name} if name != asked.model else chat, context, profile)
-
-    if is_large(life):
-        check_length(settings, asked, kind)
-    life.facts = await services.measuring.run(life, read)
-    life.policy = policy
-    life.decision = decide(policy, life.facts)
-    life.input_estimate = life.facts.prompt_tokens
-    longest = None if asked.longest is None else await services.measuring.run(life, asked.longest)
-    selection = select(
-        settings,
-        life.decision,
-        asked.needs,
-        life.input_estimate if longest is None else longest,
-        asked.output_limit,
-        principal,
-        asked.input_field,
-    )
-    life.candidates = selection.candidates
-    life.fallback = selection.fallback
-    if life.fallback:
-        log(
-            logging.INFO,
-            "another tier than decided",
-            request_id=life.request_id,
-            requested_tier=life.decision.requested_tier,
-            tier=life.candidates[0].tier,
-            reason=life.fallback,
-        )
-
-
-def _named(settings: Settings, principal: Principal, name: str, kind: str) -> str:
-    """What `auto` means where there are no tiers: the first model of that kind that the key may use."""
-    if name != "auto":
-        return name
-    for model, described in settings.models.items():
-        if described.kind == kind and principal.may_use(model):
-            return model
-    raise NotFound(f"No model for {kind} is configured that this key may use.", code="model_not_found", param="model")
-
-
 async def admit(services: Services, life: Life, *, free: bool = False) -> None:
     """Take the request off the limits and set its money aside, in one round trip; it may have to wait for its turn.
 
@@ -253,7 +130,7 @@ async def admit(services: Services, life: Life, *, free: bool = False) -> None:
     principal, policy = life.principal, life.policy
     assert principal is not None
     assert policy is not None
-    scopes = _scopes(principal, policy)
+    scopes = scopes_of(principal, policy)
     tokens = cost_nanousd = 0
     if free or life.cache_directives.only_if_cached:
         # It asks no model and costs nothing, so it needs no money and no tokens: a spent budget does not stop it.
@@ -295,7 +172,7 @@ async def count_fault(services: Services, life: Life, fault: GatewayError) -> Ga
     principal, policy = life.principal, life.policy
     if principal is None or life.grant is not None or not 400 <= fault.status < 500 or fault.status == 429:
         return fault
-    known = principal.scopes if policy is None else _scopes(principal, policy)
+    known = principal.scopes if policy is None else scopes_of(principal, policy)
     scopes = tuple(
         Scope(scope.id, scope.requests_per_minute, label=scope.label)
         for scope in known
@@ -347,27 +224,3 @@ def _set_aside(services: Services, life: Life, principal: Principal) -> tuple[in
         life.output_hold = max(life.output_hold, output)
         dearest = max(dearest, estimate(services.prices.price_for(model), life.input_hold, output))
     return life.input_hold + life.output_hold, dearest
-
-
-def _scopes(principal: Principal, policy: Policy) -> tuple[Scope, ...]:
-    """Everything that a request counts against: its key, project, team and organisation, the policy's ceilings of that
-    key, the policy's budget."""
-    limits = policy.limits
-    scopes = *principal.scopes, _budget_scope(policy, enforced=True)
-    if (limits.requests_per_minute or limits.tokens_per_minute or limits.parallel) is None:
-        return scopes
-    ceilings = Scope(
-        f"policy:{policy.name}/key:{principal.key_id}",
-        limits.requests_per_minute,
-        limits.tokens_per_minute,
-        limits.parallel,
-        label=f"For each key, the policy '{policy.name}'",
-    )
-    return *scopes, ceilings
-
-
-def _budget_scope(policy: Policy, *, enforced: bool) -> Scope:
-    """The policy's monthly budget. One that downgrades counts as well, but refuses nobody."""
-    budget = policy.budget
-    limit = None if budget is None or (enforced and budget.when_exhausted != "reject") else policy.budget_nanousd
-    return Scope(f"policy:{policy.name}", budget_nanousd=limit, label=f"The policy '{policy.name}'")

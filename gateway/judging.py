@@ -22,7 +22,6 @@ from cache.wire import Case
 from gateway.access.principal import Principal
 from gateway.accounting import Accounting
 from gateway.admission import admit
-from gateway.candidates import select
 from gateway.dialects.dialect import Asked
 from gateway.dialects.errors import GatewayError
 from gateway.dialects.openai_chat import CHAT
@@ -30,6 +29,7 @@ from gateway.dispatching import dispatch
 from gateway.finish import outcome_of
 from gateway.http import Exchange
 from gateway.life import Life
+from gateway.routing.candidates import select
 from policies.evaluate import Decision
 from policies.load import Policy
 from tiers.features import estimate_prompt_tokens

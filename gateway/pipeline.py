@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from cache.flight import Following
 from gateway.accounting import Accounting
-from gateway.admission import admit, authenticate, count_fault, receive, route
+from gateway.admission import admit, authenticate, count_fault, receive
 from gateway.caching import Turn, give
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.errors import GatewayError, Unavailable
@@ -31,6 +31,7 @@ from gateway.http import JSON_TYPE, ClientGone, Exchange
 from gateway.life import Life
 from gateway.relay import relay
 from gateway.responses.turns import recall
+from gateway.routing.route import route
 
 if TYPE_CHECKING:
     from gateway.services import Services

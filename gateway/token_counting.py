@@ -15,13 +15,14 @@ import msgspec
 
 from backends.attempt import Call
 from backends.counting import NotCounted, count_input
-from gateway.admission import admit, authenticate, receive, route
+from gateway.admission import admit, authenticate, receive
 from gateway.beside import serve_beside
 from gateway.dialects.anthropic_messages import MESSAGES
 from gateway.dispatching import native_headers
 from gateway.http import Exchange, Header
 from gateway.life import Life
 from gateway.logs import log
+from gateway.routing.route import route
 
 if TYPE_CHECKING:
     from gateway.services import Services

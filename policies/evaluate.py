@@ -18,7 +18,9 @@ from policies.expression import ConditionError
 from policies.facts import Facts
 from policies.load import Policy, Subject
 from policies.rules import Rule
-from policies.schema import Budget, CachePolicy, Limits, OnAbort
+from policies.schema.cache import CachePolicy
+from policies.schema.limits import Budget, Limits
+from policies.schema.routes import OnAbort
 from tiers import TIERS
 from tiers.choose import TierChoice, choose
 from tiers.task import TaskProfile

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from policies.schema import PROMISE_KEYS, CachePolicy, OnAbort, PolicyDocument, Strict
+from policies.schema.base import Strict
+from policies.schema.cache import PROMISE_KEYS, CachePolicy
+from policies.schema.document import PolicyDocument
+from policies.schema.routes import OnAbort
 from policies.yamlread import Location
 
 ModelT = TypeVar("ModelT", bound=Strict)

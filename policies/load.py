@@ -18,7 +18,10 @@ import msgspec
 from policies import yamlfile
 from policies.leftovers import Leftover, without_leftovers
 from policies.rules import Rule, compile_rules
-from policies.schema import NOT_YET, AppliesTo, Budget, CachePolicy, Limits, PolicyDocument
+from policies.schema.cache import CachePolicy
+from policies.schema.document import NOT_YET, PolicyDocument
+from policies.schema.limits import Budget, Limits
+from policies.schema.routes import AppliesTo
 from policies.yamlfile import Document, InvalidFile, Problem
 from policies.yamlread import Location
 from tiers import TIERS

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from policies.cost import MAX_POLICY_STEPS, in_words
 from policies.expression import Condition, InvalidCondition, compile_condition
-from policies.schema import Route
+from policies.schema.routes import Route
 from policies.yamlfile import Document, Problem
 from policies.yamlread import Location
 

@@ -14,7 +14,7 @@ from gateway.access.ceilings import LimitChange
 from gateway.dialects.errors import BadRequest
 from gateway.ledger.money import InvalidAmount, format_usd, parse_usd
 from gateway.ledger.reports import InvalidReport, parse_moment
-from policies.schema import seconds
+from policies.schema.base import seconds
 
 # No time is longer than this: what shall last for ever has no end.
 _LONGEST: Final = timedelta(days=36_500)

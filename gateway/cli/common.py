@@ -136,7 +136,7 @@ def check_models(settings: Settings, wanted: Iterable[str], option: str, also: S
 
 def duration(text: str, option: str) -> timedelta:
     """A time such as `90s`, `30m`, `24h`, `7d` or `4w`, or exit code 2."""
-    from policies.schema import seconds
+    from policies.schema.base import seconds
 
     with suppress(ValueError, OverflowError):
         if (found := timedelta(seconds=seconds(text))) <= _LONGEST:

@@ -118,7 +118,7 @@ def schema(
 ) -> None:
     """The JSON Schema of a policy or of tierline.yaml; editors complete and check YAML with it."""
     if of == "policy":
-        from policies.schema import json_schema
+        from policies.schema.document import json_schema
 
         text = json_schema()
     else:

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from backends.connection import Origin
 from backends.endpoint import header_name, header_value
-from policies.schema import ONE_LINE, Name
+from policies.schema.base import ONE_LINE, Name
 
 
 def _base_url(url: str) -> str:

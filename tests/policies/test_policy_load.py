@@ -13,7 +13,8 @@ import yaml
 from policies import schema
 from policies.check import check
 from policies.load import Subject, bucket, load, load_file
-from policies.schema import CachePolicy, PolicyDocument
+from policies.schema.cache import CachePolicy
+from policies.schema.document import PolicyDocument
 from policies.yamlfile import InvalidFile, Problem
 from tests.policies.policy_files import EVERYBODY, policy, write
 
