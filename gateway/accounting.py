@@ -17,8 +17,8 @@ from gateway.access.limits import BudgetExhausted
 from gateway.dialects.errors import OutOfBudget, Unavailable
 from gateway.ledger.journal import JournalError
 from gateway.ledger.prices import cost, estimate
-from gateway.ledger.records import Close, Decided, Open, Progress, Record
-from gateway.ledger.rows import Decision, LedgerRow, Outcome, new_id, now_ms
+from gateway.ledger.records import Close, Decided, Noted, Open, Progress, Record
+from gateway.ledger.rows import Decision, LedgerRow, Note, Outcome, new_id, now_ms
 from gateway.ledger.usage import Usage, from_openai
 from gateway.life import Life
 from policies.evaluate import Decision as PolicyDecision
@@ -194,6 +194,11 @@ class Accounting:
             candidates=[{"model": c.model, "tier": c.tier, "backend": c.backend} for c in life.candidates],
         )
         self._journal(Decided(made))
+
+    def note(self, kind: str, data: dict[str, Any]) -> None:
+        """Put on record what happened to the request; `data` holds numbers and labels, never what was written."""
+        request_id = self._life.request_id
+        self._journal(Noted(Note(id=new_id(), request_id=request_id, ts_ms=now_ms(), kind=kind, data=data)))
 
     async def settle(self, outcome: Outcome, error: str | None = None) -> None:
         """End of the request: close what is open and replace the hold by what was used. Idempotent.

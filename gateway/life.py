@@ -40,6 +40,7 @@ class Life(msgspec.Struct, eq=False):
     started: float = msgspec.field(default_factory=time.monotonic)
     span: Span | None = None
     internal: bool = False  # asked by the gateway itself: no client waits, and only budgets bound it
+    patient: bool = False  # nobody waits for the answer now: it may come late, from wherever it is cheapest
 
     # authenticate and parse
     principal: Principal | None = None

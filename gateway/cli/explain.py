@@ -30,7 +30,14 @@ def explain(
     if found is None:
         fail(f"nothing is on record about request {request_id}")
     if as_json:
-        print_json({"request_id": found.request_id, "decision": found.decision, "attempts": found.rows})
+        print_json(
+            {
+                "request_id": found.request_id,
+                "decision": found.decision,
+                "attempts": found.rows,
+                "notes": found.notes,
+            }
+        )
     else:
         _print(found)
 
@@ -61,6 +68,12 @@ def _print(found: Explanation) -> None:
         _line("tags", ", ".join(f"{name}={value}" for name, value in row["tags"].items()))
         _line("finished", row["finish_reason"])
         _line("error", row["error"])
+    for note in found.notes:
+        moment = datetime.fromtimestamp(note["ts_ms"] / 1000, UTC).isoformat(timespec="milliseconds")
+        print(f"\n{note['kind']}  {moment}")
+        for name, value in note.items():
+            if name not in ("ts_ms", "kind"):
+                _line(name, _shown(value))
 
 
 def _print_decision(decision: dict[str, Any]) -> None:

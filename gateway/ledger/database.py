@@ -23,8 +23,8 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from gateway.ledger.rows import Decision, LedgerRow
-from gateway.ledger.schema import HEAD, decisions, ledger
+from gateway.ledger.rows import Decision, LedgerRow, Note
+from gateway.ledger.schema import HEAD, decisions, ledger, notes
 
 logger = logging.getLogger("tierline.ledger")
 
@@ -154,15 +154,18 @@ class Database:
         finally:
             os.close(descriptor)
 
-    async def insert_rows(self, rows: Sequence[LedgerRow], reasons: Sequence[Decision] = ()) -> int:
-        """Insert attempts and decisions that are not there yet, in one transaction.
+    async def insert_rows(self, rows: Sequence[LedgerRow], reasons: Sequence[Decision | Note] = ()) -> int:
+        """Insert attempts, decisions and notes that are not there yet, in one transaction.
 
         Returns:
             How many ledger rows were new.
         """
         async with self.write() as connection:
             new = await self._insert(connection, ledger, rows, _ledger_values)
-            await self._insert(connection, decisions, reasons, _decision_values)
+            made = [reason for reason in reasons if isinstance(reason, Decision)]
+            await self._insert(connection, decisions, made, _decision_values)
+            noted = [reason for reason in reasons if isinstance(reason, Note)]
+            await self._insert(connection, notes, noted, _note_values)
         return new
 
     def insert_if_absent(self, table: Table, **values: Any) -> Insert:
@@ -309,3 +312,7 @@ def _ledger_values(row: LedgerRow) -> tuple[Any, ...]:
 
 def _decision_values(decision: Decision) -> tuple[Any, ...]:
     return (decision.request_id, decision.ts_ms, msgspec.json.encode(decision).decode())
+
+
+def _note_values(note: Note) -> tuple[Any, ...]:
+    return (note.id, note.request_id, note.ts_ms, note.kind, msgspec.json.encode(note.data).decode())

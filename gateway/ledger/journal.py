@@ -5,7 +5,7 @@
 attempt's end always finds room: it is set aside, in preallocated disk space, before the attempt starts. When that is
 impossible `append` raises `JournalFull` for new attempts, and the gateway refuses requests rather than lose rows.
 
-    Open ──► Progress* ──► Close        Decided          one Journal per directory and process, one thread appends
+    Open ──► Progress* ──► Close        Decided, Noted   one Journal per directory and process, one thread appends
     └─ set aside: room for its Close
 
 Opening a journal finds attempts that were open when the last process died and closes them as `interrupted`.
@@ -115,8 +115,8 @@ class Journal:
     def append(self, record: Record) -> None:
         """Write one record; it survives the death of this process when this returns.
 
-        But for a `Decided`: the reason for a decision waits for the next record, so that both are one write, or for
-        `flush`.
+        But for a `Decided` or a `Noted`: what explains a request waits for the next record, so that both are one
+        write, or for `flush`.
 
         Raises:
             JournalFull: no room (a Close whose Open was accepted always has room). JournalFailed: the disk failed.

@@ -1,10 +1,10 @@
-"""The journal's records: an attempt opens, progresses, closes; a decision is taken."""
+"""The journal's records: an attempt opens, progresses, closes; a decision is taken, something is noted of a request."""
 
 from __future__ import annotations
 
 import msgspec
 
-from gateway.ledger.rows import Decision, LedgerRow
+from gateway.ledger.rows import Decision, LedgerRow, Note
 
 
 class Open(msgspec.Struct, tag="open"):
@@ -33,7 +33,13 @@ class Decided(msgspec.Struct, tag="decided"):
     decision: Decision
 
 
-Record = Open | Progress | Close | Decided
+class Noted(msgspec.Struct, tag="noted"):
+    """What happened to a request beside its attempts."""
+
+    note: Note
+
+
+Record = Open | Progress | Close | Decided | Noted
 
 encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
@@ -49,7 +55,7 @@ def decode(payload: bytes) -> Record:
 
 
 def concerns_database(payload: bytes) -> bool:
-    """Whether these are the bytes of a Close or a Decided: cheaper than decoding what only recovery reads."""
+    """Whether these are the bytes of a Close, a Decided or a Noted: cheaper than decoding what only recovery reads."""
     return not payload.startswith(_RECOVERY_ONLY)
 
 

@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.invalid import InvalidValue
 from gateway.ledger.database import Database
 from gateway.ledger.money import format_usd
-from gateway.ledger.schema import decisions, keys, ledger, organisations, projects, teams
+from gateway.ledger.schema import decisions, keys, ledger, notes, organisations, projects, teams
 
 DAY_MS: Final = 86_400_000
 DIMENSIONS: Final = (
@@ -122,11 +122,13 @@ async def cost_report(
 
 
 class Explanation(msgspec.Struct, kw_only=True):
-    """Everything on record about one request: the decision (None if none was taken) and its rows, by attempt."""
+    """Everything on record about one request: the decision (None if none was taken), its rows by attempt, and what was
+    noted of it, in the order in which it happened."""
 
     request_id: str
     decision: dict[str, Any] | None
     rows: list[dict[str, Any]]
+    notes: list[dict[str, Any]]
 
 
 async def explain(database: Database, named: str) -> Explanation | None:
@@ -138,11 +140,17 @@ async def explain(database: Database, named: str) -> Explanation | None:
         rows = [
             {str(name): value for name, value in row._asdict().items()} for row in await connection.execute(statement)
         ]
+        happened = select(notes).where(notes.c.request_id == request_id).order_by(notes.c.ts_ms, notes.c.id)
+        noted = [
+            {"ts_ms": note.ts_ms, "kind": note.kind, **msgspec.json.decode(note.json)}
+            for note in await connection.execute(happened)
+        ]
     for row in rows:
         row["tags"] = msgspec.json.decode(row["tags"])
     if text is None and not rows:
         return None
-    return Explanation(request_id=request_id, decision=msgspec.json.decode(text) if text else None, rows=rows)
+    decision = msgspec.json.decode(text) if text else None
+    return Explanation(request_id=request_id, decision=decision, rows=rows, notes=noted)
 
 
 async def _request_of(connection: AsyncConnection, named: str) -> str:

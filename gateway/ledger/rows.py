@@ -120,6 +120,19 @@ class Decision(msgspec.Struct, kw_only=True, omit_defaults=True):
     candidates: list[dict[str, Any]] = []
 
 
+class Note(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Something that happened to a request after it was decided: a step of escalation, a difference to another policy,
+    what a guardrail found, how its answer was judged. `kind` is one word; `data` holds numbers and labels, never text
+    that people or models wrote.
+    """
+
+    id: str
+    request_id: str
+    ts_ms: int
+    kind: str
+    data: dict[str, Any] = {}
+
+
 def _storable(text: str, characters: int) -> str:
     return text[:characters].encode("utf-8", "replace").decode().replace("\x00", "")
 

@@ -1,6 +1,6 @@
 """The tables, for SQLite and PostgreSQL alike. Migrations bring a database to this; a test compares the two.
 
-`ledger`, `decisions` and `audit` only ever grow: no row is updated, no counter is kept beside them.
+`ledger`, `decisions`, `notes` and `audit` only ever grow: no row is updated, no counter is kept beside them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sqlalchemy import (
 from sqlalchemy import UniqueConstraint as Unique
 
 # The newest migration. A database that says so needs no migration, so alembic is not even imported.
-HEAD: Final = "0006"
+HEAD: Final = "0007"
 
 metadata = MetaData(
     naming_convention={
@@ -160,6 +160,19 @@ decisions = Table(
     Column("request_id", Text, primary_key=True),
     Column("ts_ms", BigInteger, nullable=False),
     Column("json", Text, nullable=False),  # a whole `rows.Decision`
+)
+
+# What happened to requests beside their attempts, such as an escalation or a judgement of their answer.
+notes = Table(
+    "notes",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("request_id", Text, nullable=False),
+    Column("ts_ms", BigInteger, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("json", Text, nullable=False),  # the `data` of a `rows.Note`
+    Index(None, "request_id"),
+    Index(None, "kind", "ts_ms"),
 )
 
 # Keys of the admin API, apart from those for models. A key has one secret, and those it had before it was rotated, with

@@ -20,8 +20,8 @@ from sqlalchemy.exc import DBAPIError
 from gateway.ledger import frames
 from gateway.ledger.database import Database, is_outage
 from gateway.ledger.journal import Journal, JournalError, Position
-from gateway.ledger.records import Close, Decided, concerns_database, decode
-from gateway.ledger.rows import Decision, LedgerRow
+from gateway.ledger.records import Close, Decided, Noted, concerns_database, decode
+from gateway.ledger.rows import Decision, LedgerRow, Note
 
 logger = logging.getLogger("tierline.ledger")
 
@@ -115,12 +115,12 @@ class LedgerWriter:
             if self._behind_since is None:
                 self._behind_since = time.monotonic()
             start = self._position
-            rows, decisions, position = await self._read()
+            rows, reasons, position = await self._read()
             if position == start:
                 self._behind_since = None
                 return False
             try:
-                await self._store(rows, decisions)
+                await self._store(rows, reasons)
             except BaseException:
                 # Read it again: the frames that were taken are not stored.
                 self._position, self._frames = start, iter(())
@@ -135,13 +135,13 @@ class LedgerWriter:
             await self._clean(position)
             return True
 
-    async def _read(self) -> tuple[list[LedgerRow], list[Decision], Position]:
+    async def _read(self) -> tuple[list[LedgerRow], list[Decision | Note], Position]:
         """The next batch. Requests get their turn in between: a whole batch at once would be a millisecond of delay."""
         rows: list[LedgerRow] = []
-        decisions: list[Decision] = []
+        reasons: list[Decision | Note] = []
         position = self._position
         looked_at = 0
-        while len(rows) + len(decisions) < self._batch_records:
+        while len(rows) + len(reasons) < self._batch_records:
             frame = next(self._frames, None)
             looked_at += 1
             if looked_at % _AT_ONCE == 0:
@@ -159,8 +159,10 @@ class LedgerWriter:
             if isinstance(record, Close):
                 rows.append(record.row)
             elif isinstance(record, Decided):
-                decisions.append(record.decision)
-        return rows, decisions, position
+                reasons.append(record.decision)
+            elif isinstance(record, Noted):
+                reasons.append(record.note)
+        return rows, reasons, position
 
     def _refill(self, position: Position) -> Position | None:
         """Load more frames, from this segment or the next; None when all has been read."""
@@ -175,23 +177,23 @@ class LedgerWriter:
                     return Position(place.segment, base)
         return None
 
-    async def _store(self, rows: list[LedgerRow], decisions: list[Decision]) -> None:
-        if not rows and not decisions:
+    async def _store(self, rows: list[LedgerRow], reasons: list[Decision | Note]) -> None:
+        if not rows and not reasons:
             return
         try:
-            await self._database.insert_rows(rows, decisions)
+            await self._database.insert_rows(rows, reasons)
         except DBAPIError as error:
             if is_outage(error):
                 raise
-            if len(rows) + len(decisions) == 1:
-                self._reject(rows[0] if rows else decisions[0], error)
+            if len(rows) + len(reasons) == 1:
+                self._reject(rows[0] if rows else reasons[0], error)
                 return
             # Something in the batch is unacceptable: halve until it stands alone.
-            half_rows, half_decisions = (len(rows) + 1) // 2, len(decisions) // 2
-            await self._store(rows[:half_rows], decisions[:half_decisions])
-            await self._store(rows[half_rows:], decisions[half_decisions:])
+            half_rows, half_reasons = (len(rows) + 1) // 2, len(reasons) // 2
+            await self._store(rows[:half_rows], reasons[:half_reasons])
+            await self._store(rows[half_rows:], reasons[half_reasons:])
 
-    def _reject(self, item: LedgerRow | Decision, error: DBAPIError) -> None:
+    def _reject(self, item: LedgerRow | Decision | Note, error: DBAPIError) -> None:
         path = self.journal.directory / "rejected.jsonl"
         with path.open("ab") as file:
             file.write(msgspec.json.encode({"error": _reason(error), "record": item}) + b"\n")

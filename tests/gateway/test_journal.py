@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from gateway.ledger import frames
 from gateway.ledger.damaged import keep_aside
 from gateway.ledger.journal import Journal, JournalBusy, JournalFailed, Position
-from gateway.ledger.records import Close, Decided, Open, Progress, Record, concerns_database, decode, encode
-from gateway.ledger.rows import Decision
+from gateway.ledger.records import Close, Decided, Noted, Open, Progress, Record, concerns_database, decode, encode
+from gateway.ledger.rows import Decision, Note
 from tests.gateway.journals import closed, contents, row
 
 SMALL = 64 * 1024
@@ -47,6 +47,7 @@ def test_records_come_back_in_order(journal: Journal) -> None:
         Open(row("a")),
         Progress("a", 5, 7),
         Decided(Decision(request_id="r", ts_ms=1, features={"x": [1, "y"]}, candidates=[{"model": "m"}])),
+        Noted(Note(id="n", request_id="r", ts_ms=1, kind="told", data={"x": [1, "y"]})),
         Close(row("a", cost_nanousd=2**62, error="ü" * 100)),
     ]
     for record in records:
@@ -216,6 +217,7 @@ def test_the_writer_skips_what_only_recovery_reads(text: str, number: int) -> No
     decision = Decision(request_id=text, ts_ms=number)
     assert concerns_database(encode(Close(row(text, cost_nanousd=number))))
     assert concerns_database(encode(Decided(decision)))
+    assert concerns_database(encode(Noted(Note(id="n", request_id=text, ts_ms=number, kind=text))))
     assert not concerns_database(encode(Open(row(text, cost_nanousd=number))))
     assert not concerns_database(encode(Progress(text, number, number)))
 

@@ -22,9 +22,9 @@ from sqlalchemy.exc import DBAPIError
 
 from gateway.ledger.database import Database
 from gateway.ledger.journal import Journal, Position
-from gateway.ledger.records import Close, Decided, Open
-from gateway.ledger.rows import Decision, LedgerRow
-from gateway.ledger.schema import decisions, ledger
+from gateway.ledger.records import Close, Decided, Noted, Open
+from gateway.ledger.rows import Decision, LedgerRow, Note
+from gateway.ledger.schema import decisions, ledger, notes
 from gateway.ledger.writer import LedgerWriter
 
 
@@ -51,12 +51,14 @@ async def test_rows_and_decisions_arrive(database: Database, tmp_path: Path) -> 
     for n in range(300):
         journal.append(Open(row(f"{n:03}")))
         journal.append(Decided(Decision(request_id=f"r-{n:03}", ts_ms=1)))
+        journal.append(Noted(Note(id=f"n-{n:03}", request_id=f"r-{n:03}", ts_ms=1, kind="told", data={"n": n})))
         journal.append(Close(row(f"{n:03}")))
     assert writer.lag_rows == 300
     await until(lambda: writer.lag_rows == 0)
     assert await stored(database) == [f"{n:03}" for n in range(300)]
     async with database.read() as connection:
         assert await connection.scalar(select(func.count()).select_from(decisions)) == 300
+        assert await connection.scalar(select(func.count()).select_from(notes)) == 300
     assert writer.lag_s == 0.0
     await writer.stop()
     journal.close()

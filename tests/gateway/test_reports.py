@@ -26,7 +26,7 @@ from gateway.ledger.reports import (
     explain,
     parse_moment,
 )
-from gateway.ledger.rows import Decision, LedgerRow, new_id
+from gateway.ledger.rows import Decision, LedgerRow, Note, new_id
 
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 MS = int(NOW.timestamp() * 1000)
@@ -126,14 +126,16 @@ async def test_names_are_shown_and_identities_kept_apart(database: Database) -> 
 
 async def test_explain(database: Database) -> None:
     decision = Decision(request_id="r1", ts_ms=MS, rule="long tickets", why="because", features={"tokens": 5})
+    noted = [Note(id=f"n{n}", request_id="r1", ts_ms=MS + n, kind="told", data={"n": n}) for n in (2, 1)]
     attempts = [row(request_id="r1", attempt=n, tags={"a": "b"}) for n in (2, 1)]
-    await database.insert_rows([*attempts, row(request_id="r2")], [decision])
+    await database.insert_rows([*attempts, row(request_id="r2")], [decision, *noted])
     found = await explain(database, "r1")
     assert found is not None
     assert found.decision is not None
     assert found.decision["rule"] == "long tickets"
     assert [r["attempt"] for r in found.rows] == [1, 2]
     assert found.rows[0]["tags"] == {"a": "b"}
+    assert found.notes == [{"ts_ms": MS + n, "kind": "told", "n": n} for n in (1, 2)]
     other = await explain(database, "r2")
     assert other is not None
     assert other.decision is None
