@@ -29,7 +29,7 @@ Make = Callable[[], Awaitable[SharedFlights]]
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (("_SILENCE_S", 0.4), ("_ASK_AGAIN_S", 0.1), ("_RENEW_S", 0.1), ("_LINGER_S", 0.5)):
+    for name, seconds in (("_SILENCE_S", 1.0), ("_ASK_AGAIN_S", 0.1), ("_RENEW_S", 0.1), ("_LINGER_S", 0.5)):
         monkeypatch.setattr(shared, name, seconds)
 
 
