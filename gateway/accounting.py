@@ -16,14 +16,14 @@ from backends.dispatch import Attempt, Candidate
 from gateway.access.limits import BudgetExhausted
 from gateway.dialects.errors import OutOfBudget, Unavailable
 from gateway.ledger.journal import JournalError
-from gateway.ledger.prices import cost, estimate
+from gateway.ledger.prices import ModelPrice, cost, estimate
 from gateway.ledger.records import Close, Decided, Noted, Open, Progress, Record
 from gateway.ledger.rows import Decision, LedgerRow, Note, Outcome, new_id, now_ms
 from gateway.ledger.usage import Usage, from_openai
 from gateway.life import Life
 from policies.evaluate import Decision as PolicyDecision
-from policies.explain import recorded
 from policies.facts import Facts
+from policies.recorded import recorded
 
 if TYPE_CHECKING:
     from gateway.services import Services
@@ -49,7 +49,7 @@ class Accounting:
     def attempt_started(self, attempt: Attempt) -> None:
         """Journal the attempt before it can cost anything."""
         life = self._life
-        if life.attempt is None and not life.internal:
+        if life.attempt is None and not life.internal and life.line is None:
             self._services.metrics.overhead.observe(time.monotonic() - life.exchange.received_at)
         life.attempt = attempt
         row = self._row(attempt.id, attempt.number, attempt.candidate)
@@ -125,7 +125,7 @@ class Accounting:
         model, ttl_s = attempt.candidate.model, services.settings.hold_ttl_seconds
         held = max(life.output_hold, min(output + RAISE_TOKENS, max(output, life.output_limits[model])))
         # Earlier attempts have been used and are not in the ledger's balance before the end: they are held as well.
-        more = estimate(services.prices.price_for(model), life.input_hold, held)
+        more = estimate(self._price(model), life.input_hold, held)
         tokens, cost_nanousd = life.tokens + life.input_hold + held, life.cost_nanousd + more
         try:
             await services.limiter.touch(life.grant.hold_id, ttl_s, tokens, cost_nanousd)
@@ -161,7 +161,7 @@ class Accounting:
         """Write the row of an answer that came from the cache: no cost, and what it would have cost as saved."""
         life = self._life
         if model != (own := life.candidates[0].model):  # another's, which this request would have asked last
-            saved_nanousd = min(saved_nanousd, cost(self._services.prices.price_for(own), usage).total_nanousd)
+            saved_nanousd = min(saved_nanousd, cost(self._price(own), usage).total_nanousd)
             if life.decision is not None and life.decision.cache.share_tiers:
                 life.fallback = "shared_answer"
         row = self._row(new_id(), 1, Candidate(model=model, tier=tier, backend="cache", upstream_model=model))
@@ -223,7 +223,10 @@ class Accounting:
 
     def _charge(self, row: LedgerRow, usage: Usage) -> None:
         row.set_usage(usage)
-        row.cost_nanousd = cost(self._services.prices.price_for(row.model), usage).total_nanousd
+        row.cost_nanousd = cost(self._price(row.model), usage).total_nanousd
+
+    def _price(self, model: str) -> ModelPrice:
+        return self._services.prices.price_for(model, batch=self._life.line is not None)
 
     def _row(self, attempt_id: str, number: int, candidate: Candidate) -> LedgerRow:
         life = self._life
@@ -247,7 +250,7 @@ class Accounting:
             model=candidate.model,
             backend=candidate.backend,
             cache=life.cache,
-            price_version=self._services.prices.price_for(candidate.model).version,
+            price_version=self._price(candidate.model).version,
             stream=life.stream,
             tags=life.tags,
         )
@@ -289,6 +292,7 @@ def _features(life: Life, decision: PolicyDecision, facts: Facts) -> dict[str, A
     seen = recorded(facts)
     if decision.auto is not None:
         seen["p_success"] = decision.auto.p_success
+        seen["p_success_lower"] = decision.auto.lower
     if decision.rule_errors:
         seen["rule_errors"] = list(decision.rule_errors)
     if life.fallback:

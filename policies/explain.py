@@ -6,19 +6,17 @@ The same text for `tierline policy explain`, the console and the log; `as_json` 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 from policies import cel
 from policies.evaluate import Decision, decide
 from policies.expression import ConditionError
-from policies.facts import PLAIN_VARIABLES, PROFILE_VARIABLES, TEXT_VARIABLES, VARIABLES, Facts
+from policies.facts import PROFILE_VARIABLES, VARIABLES, Facts
 from policies.load import Policy, PolicySet, Subject
 from policies.rules import Rule
+from policies.schema.escalation import Escalate
 
 _LONG = 60  # characters of a text variable that are worth showing
-_PLAIN = tuple(name for name in VARIABLES if name in PLAIN_VARIABLES and name not in TEXT_VARIABLES)
-_plain = attrgetter(*_PLAIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +54,7 @@ class Explanation:
                 "fallback_tiers": list(decision.fallback_tiers),
                 "fallback_reason": decision.fallback_reason,
                 "p_success": decision.auto.p_success if decision.auto else None,
+                "p_success_lower": decision.auto.lower if decision.auto else None,
                 "rule_errors": list(decision.rule_errors),
             },
             "rules": [
@@ -71,6 +70,7 @@ class Explanation:
             "facts": shown(self.facts),
             "settings": {
                 "on_abort": decision.on_abort.model_dump(mode="json"),
+                "escalate": decision.escalate.model_dump(mode="json") if decision.escalate else None,
                 "cache": decision.cache.model_dump(mode="json"),
                 "limits": decision.limits.model_dump(mode="json"),
                 "budget": budget.model_dump(mode="json") if budget else None,
@@ -88,9 +88,11 @@ class Explanation:
             lines.append(f"note     {decision.fallback_reason}")
         if decision.fallback_tiers:
             lines.append(f"then     {', '.join(decision.fallback_tiers)}, where no backend answers")
+        if decision.escalate:
+            lines.append(f"checked  {', '.join(decision.escalate.when)}: else {_next(decision.escalate)}")
         if decision.auto and decision.auto.p_success:
-            odds = ", ".join(f"{tier} {p:.2f}" for tier, p in decision.auto.p_success.items())
-            lines.append(f"success  {odds}")
+            lines.append(f"success  {_odds(decision.auto.p_success)}")
+            lines.append(f"at least {_odds(decision.auto.lower)}")
         lines.append("rules")
         lines += [f"  line {i.rule.line:<4} {i.rule.name:<24} {target(i.rule):<14} {i.outcome}" for i in self.rules]
         if not self.rules:
@@ -109,19 +111,16 @@ def explain(policies: PolicySet, subject: Subject, facts: Facts) -> Explanation:
 
 def target(rule: Rule) -> str:
     """Where a rule sends requests, in words."""
+    if rule.route.cascade is not None:
+        return " > ".join(rule.route.cascade)
     return f"model {rule.route.model}" if rule.route.model else f"tier {rule.route.tier}"
 
 
-def recorded(facts: Facts) -> dict[str, Any]:
-    """The variables and their values without what people wrote: for records. Made for every request."""
-    values = dict(zip(_PLAIN, _plain(facts), strict=True))
-    values["temperature"] = round(facts.temperature, 3)
-    values["tags"] = list(facts.tags)
-    values["budget"] = {"used": facts.budget_used}
-    if facts.profile is not None:
-        for name, value in facts.variables(PROFILE_VARIABLES).items():
-            values[name] = round(value, 3) if isinstance(value, float) else value
-    return values
+def _next(escalate: Escalate) -> str:
+    """Whom a failed check asks, in words."""
+    if escalate.to == "next":
+        return "the next larger tier" if escalate.at_most == 1 else f"up to {escalate.at_most} larger tiers"
+    return escalate.to if isinstance(escalate.to, str) else " > ".join(escalate.to)
 
 
 def shown(facts: Facts) -> dict[str, Any]:

@@ -1,14 +1,14 @@
 """The choice behind `tier: auto`: the smallest tier that is good enough, or the policy's default where nobody can tell.
 
-"Good enough" is P(success) of at least the policy's quality target. Where no tier reaches it, the smallest one that is
-close to the best is taken: paying more would buy nothing. A request unlike the training data gets the default tier,
-never silently the cheapest.
+"Good enough" is a lower bound of P(success) of at least the policy's quality target: not the hope but what we would bet
+three to one on. Where no tier reaches it, the smallest one that is close to the best is taken: paying more would buy
+nothing. A request unlike the training data gets the default tier, never silently the cheapest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from tiers import TIERS
@@ -25,11 +25,17 @@ SMALLEST_TIER_FOR_TOOLS: Final = "medium"
 
 @dataclass(frozen=True, slots=True)
 class TierChoice:
-    """A tier, why in words, and P(success) of every tier that was on offer (empty where nobody could tell)."""
+    """A tier, why in words, and P(success) of every tier that was on offer (empty where nobody could tell).
+
+    Attributes:
+        p_success: tier -> mean.
+        lower: tier -> lower bound, which is what the choice goes by.
+    """
 
     tier: str
     reason: str
     p_success: dict[str, float]
+    lower: dict[str, float] = field(default_factory=dict)
 
 
 def choose(
@@ -44,7 +50,7 @@ def choose(
     Args:
         profile: what the classifier said.
         tiers_available: tiers that have a model.
-        quality_target: P(success) that is good enough, in (0, 1].
+        quality_target: P(success) that is good enough, in (0, 1]; the lower bound must reach it.
         default_tier: for a request out of distribution; it may be one without a model (the caller falls back).
         table: success table; default: the shipped one.
 
@@ -63,20 +69,23 @@ def choose(
         return TierChoice(default_tier, _out_of_distribution(profile), {})
     table = table or default_table()
     tiers: list[str] = [tier for tier in TIERS if tier in offered]
-    p_success = {tier: table.p_success(profile, tier) for tier in tiers}
+    found = {tier: table.p_success(profile, tier) for tier in tiers}
+    p_success = {tier: estimate.mean for tier, estimate in found.items()}
+    lower = {tier: estimate.lower for tier, estimate in found.items()}
     candidates = _fit_for_tools(tiers) if profile.features.get("tools") else tiers
     what = f"{profile.task} ({profile.confidence:.0%} sure), complexity {profile.complexity:.2f}"
     for tier in candidates:
-        if p_success[tier] >= quality_target:
-            promise = f"P(success) {p_success[tier]:.2f} reaches the target {quality_target:.2f}"
-            return TierChoice(tier, f"{what}: '{tier}' is the smallest tier whose {promise}", p_success)
-    best = max(p_success[tier] for tier in candidates)
-    tier = next(tier for tier in candidates if p_success[tier] >= best - WORTHWHILE_GAIN)
+        if lower[tier] >= quality_target:
+            promise = f"P(success), at least {lower[tier]:.2f}, reaches the target {quality_target:.2f}"
+            return TierChoice(tier, f"{what}: '{tier}' is the smallest tier whose {promise}", p_success, lower)
+    best = max(lower[tier] for tier in candidates)
+    tier = next(tier for tier in candidates if lower[tier] >= best - WORTHWHILE_GAIN)
     return TierChoice(
         tier,
         f"{what}: no tier reaches the target {quality_target:.2f}; '{tier}' is the smallest within"
-        f" {WORTHWHILE_GAIN:.2f} of the best, with P(success) {p_success[tier]:.2f}",
+        f" {WORTHWHILE_GAIN:.2f} of the best, with P(success) of at least {lower[tier]:.2f}",
         p_success,
+        lower,
     )
 
 

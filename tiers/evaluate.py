@@ -92,6 +92,7 @@ class Judged:
     tier: str
     reason: str
     p_success: dict[str, float]
+    lower: dict[str, float]
 
     @property
     def task_right(self) -> bool | None:
@@ -111,6 +112,7 @@ class Judged:
             "tier": self.tier,
             "reason": self.reason,
             "p_success": {tier: round(p, 4) for tier, p in self.p_success.items()},
+            "p_success_lower": {tier: round(p, 4) for tier, p in self.lower.items()},
             "expected_task": self.prompt.task,
             "expected_tier": self.prompt.tier,
             "task_right": self.task_right,
@@ -188,6 +190,7 @@ def judge(
                 choice.tier,
                 choice.reason,
                 choice.p_success,
+                choice.lower,
             )
         )
     return found

@@ -1,35 +1,95 @@
-"""How likely a tier is to succeed at a kind of request: a table measured on public outcomes, its gaps filled openly.
+"""How likely a tier is to succeed at a kind of request, and how sure that is: Beta posteriors by kind and tier.
 
-Each cell says how it came about: `measured` (right or wrong answers of a reference model of that size), `interpolated`
-(this kind was measured on neighbouring tiers) or `prior` (a judgement: no public outcomes exist). Made by
-`tiers/train/outcomes.py`; read next: `choose.py`.
+A cell begins with what is known before the first own request: `measured` (right or wrong answers of a reference model of
+that size), `interpolated` (this kind was measured on neighbouring tiers) or `prior` (a judgement: no public outcomes
+exist). Its weight says how many own outcomes it is worth; `learned` adds these. Made by `tiers/train/outcomes.py`; read
+next: `choose.py`.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from tiers import TIERS
+from tiers.beta import logit, lower_bound, pool, sigmoid
 from tiers.task import KINDS, TaskProfile
 
 TABLE_FILE: Final = Path(__file__).with_name("success.json")
 _NEGLIGIBLE: Final = 0.005  # kinds less likely than this are left out of the mixture
 Source = Literal["measured", "interpolated", "prior"]
 
+# How many own outcomes each beginning is worth. However often a reference model was tried, yours is another one: models
+# of one size class differ by about 0.35 in the log-odds of a kind, as much as the chance in some 40 trials
+# (`make bench-routing`, `spread_between_models`). Judgement gives way to a dozen.
+PRIOR_WEIGHT: Final[dict[Source, float]] = {"measured": 40.0, "interpolated": 20.0, "prior": 12.0}
+
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One (kind, tier): probability of success in (0, 1), number of outcomes behind it, and how it came about."""
+    """One (kind, tier), the distribution Beta(p * weight, (1 - p) * weight).
+
+    Attributes:
+        p: mean probability of success, in (0, 1).
+        trials: public outcomes behind the beginning.
+        source: how the beginning came about.
+        learned: own outcomes added since; fractions count, since a request is a mixture of kinds.
+    """
 
     p: float
     trials: int
     source: Source
+    learned: float = 0.0
+
+    @property
+    def weight(self) -> float:
+        """Outcomes that the cell is worth: those of its beginning, and its own."""
+        return PRIOR_WEIGHT[self.source] + self.learned
+
+    def updated(self, wins: float, losses: float) -> Cell:
+        """The posterior after more outcomes.
+
+        Raises:
+            ValueError: a count is negative or not a number.
+        """
+        if not (wins >= 0 and losses >= 0):
+            raise ValueError(f"outcomes must be counts of 0 or more, got {wins} wins and {losses} losses")
+        total = self.weight + wins + losses
+        return replace(self, p=(self.p * self.weight + wins) / total, learned=self.learned + wins + losses)
+
+
+@dataclass(frozen=True, slots=True)
+class _Curve:
+    """What is concluded about one kind, by tier: log-odds of the mean and of the lower bound, neither ever falling."""
+
+    mean: dict[str, float]
+    lower: dict[str, float]
+
+
+def _curve(row: Mapping[str, Cell]) -> _Curve:
+    """A larger tier is at least as good: where the posteriors say otherwise they are pooled.
+
+    For the same reason what is sure of a tier is sure of every larger one: bounds take the largest so far.
+    """
+    weights = [row[tier].weight for tier in TIERS]
+    means = pool([row[tier].p for tier in TIERS], weights)
+    lower, floor = {}, 0.0
+    for tier, mean, weight in zip(TIERS, means, weights, strict=True):
+        floor = max(floor, lower_bound(mean, weight))
+        lower[tier] = logit(floor)
+    return _Curve({tier: logit(mean) for tier, mean in zip(TIERS, means, strict=True)}, lower)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """P(success) of one request at one tier: its mean, and the bound that it reaches with three to one."""
+
+    mean: float
+    lower: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +97,7 @@ class SuccessTable:
     """P(success | kind, tier), shifted by how hard the single request looks among its kind.
 
     Attributes:
-        cells: kind -> tier -> cell; never falls from a tier to a larger one.
+        cells: kind -> tier -> posterior, as counted; what is concluded from them never falls with size.
         complexity: kind -> mean complexity of its training prompts.
         slope: change of the log-odds of success per unit of complexity above that mean (0 or negative).
     """
@@ -45,6 +105,10 @@ class SuccessTable:
     cells: Mapping[str, Mapping[str, Cell]]
     complexity: Mapping[str, float]
     slope: float
+    _curves: dict[str, _Curve] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_curves", {kind: _curve(row) for kind, row in self.cells.items()})
 
     @classmethod
     def load(cls, path: Path = TABLE_FILE) -> SuccessTable:
@@ -63,6 +127,7 @@ class SuccessTable:
         return cls(cells, data["complexity"], data["slope"])
 
     def save(self, path: Path = TABLE_FILE) -> None:
+        """Write the table as it ships: own outcomes are not part of it."""
         cells = {
             kind: {
                 tier: {"p": round(cell.p, 4), "trials": cell.trials, "source": cell.source}
@@ -74,39 +139,48 @@ class SuccessTable:
         data = {"cells": cells, "complexity": complexity, "slope": round(self.slope, 3)}
         path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
-    def kind(self, kind: str, tier: str) -> float:
-        """P(success) of an average request of a kind."""
-        return self.cells[kind][tier].p
+    def learned(self, outcomes: Mapping[tuple[str, str], tuple[float, float]]) -> SuccessTable:
+        """This table after own outcomes: (kind, tier) -> (wins, losses), fractions allowed.
 
-    def p_success(self, profile: TaskProfile, tier: str) -> float:
+        Counts add up: learning twice is learning the sum.
+
+        Raises:
+            ValueError: a kind or a tier is unknown, or a count is negative.
+        """
+        cells = {kind: dict(row) for kind, row in self.cells.items()}
+        for (kind, tier), (wins, losses) in outcomes.items():
+            if kind not in cells or tier not in cells[kind]:
+                raise ValueError(f"there is no kind '{kind}' at tier '{tier}' in the success table")
+            cells[kind][tier] = cells[kind][tier].updated(wins, losses)
+        return SuccessTable(cells, self.complexity, self.slope)
+
+    def kind(self, kind: str, tier: str) -> Estimate:
+        """P(success) of an average request of a kind."""
+        curve = self._curves[kind]
+        return Estimate(sigmoid(curve.mean[tier]), sigmoid(curve.lower[tier]))
+
+    def p_success(self, profile: TaskProfile, tier: str) -> Estimate:
         """P(success) of this request: its kinds weigh the table, its complexity shifts the log-odds of each kind.
 
-        A kind whose row is a prior is not shifted: how complexity matters within it was never measured.
+        A kind whose cell began as a judgement is not shifted: how complexity matters within it was never measured. The
+        bound of the mixture is the mixture of the bounds, as if all kinds erred together: a little too careful.
         """
-        p = total = 0.0
-        for kind, weight in profile.kinds.items():
-            if weight < _NEGLIGIBLE:
+        mean = lower = total = 0.0
+        for kind, share in profile.kinds.items():
+            if share < _NEGLIGIBLE:
                 continue
-            cell = self.cells[kind][tier]
-            shift = 0.0 if cell.source == "prior" else self.slope * (profile.complexity - self.complexity[kind])
-            p += weight * (sigmoid(logit(cell.p) + shift) if shift else cell.p)
-            total += weight
-        return p / total
+            curve = self._curves[kind]
+            shift = 0.0
+            if self.cells[kind][tier].source != "prior":
+                shift = self.slope * (profile.complexity - self.complexity[kind])
+            mean += share * sigmoid(curve.mean[tier] + shift)
+            lower += share * sigmoid(curve.lower[tier] + shift)
+            total += share
+        return Estimate(mean / total, lower / total)
 
     def source(self, kind: str, tier: str) -> Source:
-        """How the cell of a kind and a tier came about."""
+        """How the cell of a kind and a tier began."""
         return self.cells[kind][tier].source
-
-
-def logit(p: float) -> float:
-    """ln(p / (1 - p)), with p kept inside (0, 1)."""
-    p = min(1 - 1e-6, max(1e-6, p))
-    return math.log(p / (1 - p))
-
-
-def sigmoid(x: float) -> float:
-    """1 / (1 + e^-x)."""
-    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
 
 
 @lru_cache(maxsize=1)

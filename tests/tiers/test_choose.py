@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tiers import TIERS
 from tiers.choose import WORTHWHILE_GAIN, choose
-from tiers.success import TABLE_FILE, Cell, SuccessTable, default_table, logit, sigmoid
+from tiers.beta import logit, sigmoid
+from tiers.success import TABLE_FILE, Cell, SuccessTable, default_table
 from tiers.task import KINDS, TASKS, TaskProfile, default_classifier
 
 
@@ -33,10 +34,10 @@ def profile(
 
 
 def table(**rows: tuple[float, float, float, float]) -> SuccessTable:
-    """A table whose named kinds have these probabilities; all others those of the shipped one."""
+    """A table whose named kinds have these probabilities, for sure; all others those of the shipped one."""
     cells = dict(default_table().cells)
     for kind, row in rows.items():
-        cells[kind] = {tier: Cell(p, 100, "measured") for tier, p in zip(TIERS, row, strict=True)}
+        cells[kind] = {tier: Cell(p, 100, "measured", 1e9) for tier, p in zip(TIERS, row, strict=True)}
     return SuccessTable(cells, default_table().complexity, -3.0)
 
 
@@ -96,13 +97,14 @@ def test_bad_arguments(tiers: list[str], target: float, words: str) -> None:
 def test_a_choice_is_justified(kind: str, target: float, complexity: float, offered: set[str]) -> None:
     found = choose(profile(kind, complexity=complexity), offered, target)
     assert found.tier in offered
-    chosen = found.p_success[found.tier]
-    smaller = [found.p_success[t] for t in TIERS[: TIERS.index(found.tier)] if t in offered]
+    chosen = found.lower[found.tier]
+    smaller = [found.lower[t] for t in TIERS[: TIERS.index(found.tier)] if t in offered]
     if chosen >= target:
         assert all(p < target for p in smaller)
     else:
-        assert max(found.p_success.values()) < target
-        assert chosen >= max(found.p_success.values()) - WORTHWHILE_GAIN
+        assert max(found.lower.values()) < target
+        assert chosen >= max(found.lower.values()) - WORTHWHILE_GAIN
+    assert all(found.lower[tier] <= found.p_success[tier] for tier in offered)
 
 
 @given(st.sampled_from(list(KINDS)), st.floats(0, 1), st.floats(0, 1))
@@ -110,8 +112,9 @@ def test_success_never_falls_with_size_nor_rises_with_complexity(kind: str, one:
     low, high = sorted((one, other))
     easy = [default_table().p_success(profile(kind, complexity=low), tier) for tier in TIERS]
     hard = [default_table().p_success(profile(kind, complexity=high), tier) for tier in TIERS]
-    assert easy == sorted(easy)
-    assert all(h <= e + 1e-12 for e, h in zip(easy, hard, strict=True))
+    assert [e.mean for e in easy] == sorted(e.mean for e in easy)
+    assert [e.lower for e in easy] == sorted(e.lower for e in easy)
+    assert all(h.mean <= e.mean + 1e-12 and h.lower <= e.lower + 1e-12 for e, h in zip(easy, hard, strict=True))
 
 
 def test_the_tiers_as_they_are_meant() -> None:

@@ -80,7 +80,7 @@ class Trained:
 
     def gains(self, profiles: Iterable[TaskProfile]) -> list[float]:
         """Predicted gain of the strong over the weak tier of the llmrouter set."""
-        return [self.table.p_success(p, "xlarge") - self.table.p_success(p, "medium") for p in profiles]
+        return [self.table.p_success(p, "xlarge").mean - self.table.p_success(p, "medium").mean for p in profiles]
 
 
 def train(examples: Sequence[Example], slope: float) -> Trained:

@@ -50,7 +50,7 @@ def difficulty(example: Example, table: SuccessTable) -> float:
     """Share of the models that failed on a prompt; where nobody measured, the kind's failure rate at tier medium."""
     if example.scores:
         return 1.0 - float(np.mean(list(example.scores.values())))
-    return 1.0 - table.kind(example.kind, "medium")
+    return 1.0 - table.kind(example.kind, "medium").mean
 
 
 def fit(examples: Sequence[Example], table: SuccessTable, regularisation: float = 20.0) -> Weights:

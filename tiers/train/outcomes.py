@@ -13,10 +13,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from scipy.optimize import minimize_scalar
+from scipy.optimize import brentq, minimize_scalar
 
 from tiers import TIERS
-from tiers.success import Cell, Source, SuccessTable, logit, sigmoid
+from tiers.beta import logit, lower_bound, sigmoid
+from tiers.success import PRIOR_WEIGHT, Cell, Source, SuccessTable
 from tiers.task import KINDS, TaskProfile
 from tiers.train.corpus import Example
 
@@ -42,7 +43,8 @@ REFERENCE: dict[str, dict[str, str]] = {
     },
     "llmrouter": {"medium": "llama-3.1-8b-instruct", "xlarge": "llama-3.1-nemotron-51b-instruct"},
 }
-# Judgement, not measurement: kinds without public outcomes per model size. Small, medium, large, xlarge.
+# Judgement, not measurement: kinds without public outcomes per model size. Small, medium, large, xlarge. Each number is
+# what we would bet three to one on, so that it is the lower bound that the choice goes by; the mean lies above it.
 PRIORS: dict[str, tuple[float, float, float, float]] = {
     "label_text": (0.86, 0.92, 0.94, 0.95),
     "extract_fields": (0.83, 0.91, 0.93, 0.95),
@@ -75,11 +77,16 @@ def build(examples: Sequence[Example], complexity: dict[str, float] | None = Non
     for kind, sources in counts.items():
         cells[kind] = _pool([_complete(outcomes, small_gap, large_share) for outcomes in sources.values()])
     for kind, prior in PRIORS.items():
-        cells.setdefault(kind, {t: Cell(p, 0, "prior") for t, p in zip(TIERS, prior, strict=True)})
+        cells.setdefault(kind, {t: Cell(_mean_of(p), 0, "prior") for t, p in zip(TIERS, prior, strict=True)})
     means = {tier: fmean(row[tier].p for row in cells.values()) for tier in TIERS}
     for kind in KINDS:
         cells.setdefault(kind, {tier: Cell(means[tier], 0, "prior") for tier in TIERS})
     return SuccessTable(cells, complexity or dict.fromkeys(KINDS, 0.5), slope)
+
+
+def _mean_of(bound: float) -> float:
+    """The mean of a judgement whose lower bound is `bound`."""
+    return float(brentq(lambda mean: lower_bound(mean, PRIOR_WEIGHT["prior"]) - bound, bound, 0.999))
 
 
 def _rate(outcomes: list[float]) -> float:
@@ -142,7 +149,7 @@ def fit_slope(table: SuccessTable, examples: Sequence[Example], profiles: Sequen
         return -fmean(
             won * math.log(p) + (1 - won) * math.log(1 - p)
             for profile, tier, won in measured
-            for p in [shifted.p_success(profile, tier)]
+            for p in [shifted.p_success(profile, tier).mean]
         )
 
     return float(minimize_scalar(loss, bounds=(-8.0, 0.0), method="bounded", options={"xatol": 0.05}).x)
