@@ -11,6 +11,8 @@ from typing import TypeVar
 from policies.schema.base import Strict
 from policies.schema.cache import PROMISE_KEYS, CachePolicy
 from policies.schema.document import PolicyDocument
+from policies.schema.escalation import Escalate
+from policies.schema.rollout import Rollout
 from policies.schema.routes import OnAbort
 from policies.yamlread import Location
 
@@ -29,9 +31,17 @@ def without_leftovers(document: PolicyDocument) -> tuple[PolicyDocument, list[Le
             route = _drop(route, ("quality_target",), path, "has an effect only with 'tier: auto'", found)
         if route.on_abort is not None:
             route = route.model_copy(update={"on_abort": _on_abort(route.on_abort, (*path, "on_abort"), found)})
+        if route.escalate is not None:
+            route = route.model_copy(update={"escalate": _escalate(route.escalate, (*path, "escalate"), found)})
         routes.append(route)
     on_abort = _on_abort(document.on_abort, ("on_abort",), found)
-    update = {"routes": tuple(routes), "on_abort": on_abort, "cache": _cache(document.cache, found)}
+    update = {
+        "routes": tuple(routes),
+        "on_abort": on_abort,
+        "cache": _cache(document.cache, found),
+        "rollout": _rollout(document.rollout, found),
+        "escalate": document.escalate and _escalate(document.escalate, ("escalate",), found),
+    }
     return (document.model_copy(update=update) if found else document), found
 
 
@@ -41,6 +51,15 @@ def _on_abort(given: OnAbort, path: Location, found: list[Leftover]) -> OnAbort:
     return _drop(given, ("max_time", "max_tokens"), path, "has an effect only with 'mode: drain'", found)
 
 
+def _escalate(given: Escalate, path: Location, found: list[Leftover]) -> Escalate:
+    if not given.when:
+        names = tuple(name for name in Escalate.model_fields if name != "when")
+        return _drop(given, names, path, "has no effect without a check in 'when'", found)
+    if not given.asks_confidence:
+        return _drop(given, ("confidence", "mean_logprob"), path, "has an effect only with 'low_confidence'", found)
+    return given
+
+
 def _cache(given: CachePolicy, found: list[Leftover]) -> CachePolicy:
     if given.mode == "off":
         names = tuple(name for name in CachePolicy.model_fields if name != "mode")
@@ -48,6 +67,17 @@ def _cache(given: CachePolicy, found: list[Leftover]) -> CachePolicy:
     if given.mode == "exact":
         names = ("threshold", "max_false_hit_rate", *PROMISE_KEYS)
         return _drop(given, names, ("cache",), "has an effect only with 'mode: semantic'", found)
+    return given
+
+
+def _rollout(given: Rollout | None, found: list[Leftover]) -> Rollout | None:
+    if given is None:
+        return None
+    path: Location = ("rollout",)
+    if given.mode == "shadow":
+        return _drop(given, ("steps", "every", "guard"), path, "has no effect with 'mode: shadow'", found)
+    if not given.steps:
+        return _drop(given, ("every",), path, "has an effect only with 'steps'", found)
     return given
 
 

@@ -9,7 +9,12 @@ from pydantic import ConfigDict, Field, model_validator
 
 from policies.schema.base import ONE_LINE, Name, Strict, TierName
 from policies.schema.cache import CachePolicy
+from policies.schema.escalation import Escalate
+from policies.schema.examples import MOST_EXAMPLES, Example
+from policies.schema.learning import Audit, Switch
 from policies.schema.limits import Budget, Limits
+from policies.schema.moments import Moment
+from policies.schema.raises import Raise
 from policies.schema.rollout import Rollout
 from policies.schema.routes import AppliesTo, OnAbort, Route
 
@@ -31,10 +36,28 @@ class PolicyDocument(Strict):
         (), description="Tiers to try, in this order, where the chosen one has no model or no healthy backend."
     )
     on_abort: OnAbort = OnAbort()
+    escalate: Escalate | None = Field(None, description="When answers are checked and repeated on a larger tier.")
+    learn: Switch = Field(
+        "on", description="Whether `tier: auto` learns from what answers came to, and others from this policy's."
+    )
+    audit: Audit | None = Field(None, description="Compare some answers with those of a larger tier, to learn from.")
     cache: CachePolicy = CachePolicy()
     limits: Limits = Limits()
     budget: Budget | None = None
     rollout: Rollout | None = None
+    raises: tuple[Raise, ...] = Field((), description="Higher limits or a higher budget for a while.")
+    valid_from: Moment | None = Field(
+        None,
+        description="When it begins: date, time and time zone. From then on it takes the place of an earlier one of the"
+        " same name.",
+    )
+    valid_until: Moment | None = Field(None, description="When it ends: date, time and time zone.")
+    examples: tuple[Example, ...] = Field(
+        (), max_length=MOST_EXAMPLES, description="Requests, and what should become of them: `tierline policy test`."
+    )
+    examples_must_pass: bool = Field(
+        False, description="Refuse an edit with which an example fails; else the check warns, and the edit counts."
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -42,12 +65,31 @@ class PolicyDocument(Strict):
             raise ValueError("'fallback' names a tier twice")
         if self.rollout and self.applies_to != AppliesTo():
             raise ValueError("with 'rollout', 'applies_to' is that of the policy it stands in for: drop it")
+        if self.valid_from and self.valid_until and self.valid_from >= self.valid_until:
+            raise ValueError("'valid_until' must lie after 'valid_from'")
+        for number, one in enumerate(self.raises, 1):
+            _check_raise(number, one, self.limits, self.budget)
         return self
+
+
+def _check_raise(number: int, one: Raise, limits: Limits, budget: Budget | None) -> None:
+    """A raise that lowers something, or raises what has no bound, is a mistake.
+
+    Raises:
+        ValueError: says which.
+    """
+    raised = {f"limits.{name}": (value, getattr(limits, name)) for name, value in one.limits if value is not None}
+    if one.budget is not None:
+        raised["budget.monthly_usd"] = (one.budget.monthly_usd, None if budget is None else budget.monthly_usd)
+    for name, (value, usual) in raised.items():
+        if usual is None:
+            raise ValueError(f"'raises' {number}: there is no '{name}' to raise")
+        if value <= usual:
+            raise ValueError(f"'raises' {number}: '{name}' is {usual} without it, so {value} is no raise")
 
 
 # Keys that are planned and do nothing yet. Accepting them in silence would promise what does not happen.
 NOT_YET: dict[tuple[str, ...], str] = {
-    ("escalate",): "answers are not checked and repeated on a larger tier yet",
     (
         "limits",
         "queue",
