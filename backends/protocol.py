@@ -275,6 +275,8 @@ def wrong_type(error: msgspec.ValidationError, kind: type[Any] | None = None) ->
 
 # A header of a stream of the bundled engine: how many tokens its prompt has.
 PROMPT_TOKENS_HEADER = "x-tierline-prompt-tokens"
+# A header of its answers: the last full page of the prompt, as its feed of pages names it.
+PROMPT_PAGE_HEADER = "x-tierline-prompt-page"
 
 
 def whole_number(text: str, digits: int) -> int | None:

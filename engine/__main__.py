@@ -24,6 +24,7 @@ from engine.lifeline import watch_lifeline
 from engine.limits import SchedulerConfig
 from engine.loader import ModelFileError
 from engine.metrics import EngineMetrics
+from engine.page_seed import page_seed
 from engine.server.app import create_app
 from engine.server.lanes import Lanes
 from engine.server.model import Model
@@ -126,6 +127,7 @@ class _DrainingServer(Server):
         self._client = client
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._client.feed.close()
         message = "The engine is being stopped. Send the request again."
         timer = asyncio.get_running_loop().call_later(_DRAIN_SECONDS, self._client.end_all, message)
         await super().shutdown(sockets)
@@ -168,6 +170,7 @@ def main(arguments: list[str]) -> int:
         path = find_model(options.model, options.data_dir)
         name = options.served_name or (path.stem if Path(options.model).is_file() else options.model)
         SchedulerConfig(options.max_num_seqs, options.max_num_batched_tokens, options.max_waiting)
+        page_seed()  # the core reads it, too
         model = Model.load(path, name, SamplingDefaults(options.temperature, options.top_p))
         listener = _listen(options.host, options.port)
     except (ModelFileError, ChatTemplateError, FileNotFoundError, ValueError) as error:

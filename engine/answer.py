@@ -62,6 +62,7 @@ class Answer:
         self.request_id = request_id
         self.num_prompt_tokens = len(generation.prompt_token_ids)
         self.cached_tokens = 0
+        self.prompt_page: bytes | None = None
         self.end_reason: str | None = None  # a finish reason, or "abort", "error", "rejected"
         self._detokenizer = generation.detokenizer
         self._news: Delta | None = None
@@ -114,6 +115,7 @@ class Answer:
         """Turn an output of the core into text; True if a stop string matched, so that the core must end it."""
         if output.cached_tokens is not None:
             self.cached_tokens = output.cached_tokens
+            self.prompt_page = output.prompt_page
         if output.finish_reason is FinishReason.ERROR:
             self.fail(GenerationFailed(output.error or "The engine reported an error without a message."), "error")
             return False

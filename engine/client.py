@@ -28,6 +28,7 @@ from engine.messages import (
     FrameReader,
     FromCore,
     NewRequest,
+    Pages,
     Ping,
     Pong,
     Ready,
@@ -38,6 +39,7 @@ from engine.messages import (
     from_core_decoder,
 )
 from engine.metrics import EngineMetrics
+from engine.page_feed import PageFeed
 
 log = logging.getLogger("engine.client")
 
@@ -97,6 +99,7 @@ class EngineClient:
         long is killed and started again."""
         self.metrics = metrics
         self.ready: Ready | None = None
+        self.feed = PageFeed()
         self.startup_failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._config = config
         self._core_module = core_module
@@ -224,6 +227,7 @@ class EngineClient:
     def _lose_core(self, reason: str) -> None:
         self.ready = None
         self._ready_event.clear()
+        self.feed.lose()
         self._connection = None
         self.metrics.up.set(0)
         lost = EngineDown(f"{reason}; the answer is lost. Send the request again.")
@@ -322,7 +326,10 @@ class EngineClient:
                 future = self._pings.get(number)
                 if future is not None and not future.done():
                     future.set_result(message)
+            case Pages():
+                self.feed.apply(message)
             case Ready():
+                self.feed.begin(message.page_space, message.block_size)
                 log.info("model loaded in %.1f s", message.load_seconds)
                 self.ready = message
                 self._state = "ok"

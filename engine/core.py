@@ -34,6 +34,7 @@ from engine.messages import (
     Fatal,
     FrameReader,
     FromCore,
+    Pages,
     Ping,
     Pong,
     Ready,
@@ -44,6 +45,7 @@ from engine.messages import (
     encode_frame,
     to_core_decoder,
 )
+from engine.page_seed import page_seed
 from engine.prefix_cache import PrefixCache
 from engine.scheduler import Scheduler
 from engine.types import Runner
@@ -88,7 +90,7 @@ class EngineCore:
 
     def ready(self, digest: bytes, load_seconds: float) -> Ready:
         """What the HTTP process must know of a loaded model."""
-        geometry = self._runner.geometry
+        geometry, cache = self._runner.geometry, self._scheduler.cache
         return Ready(
             pid=os.getpid(),
             max_total_tokens=self._scheduler.max_total_tokens,
@@ -97,6 +99,7 @@ class EngineCore:
             bytes_per_token=geometry.bytes_per_token,
             model_digest=digest.hex(),
             load_seconds=load_seconds,
+            page_space=cache.space.hex() if cache.enabled else "",
         )
 
     def announce(self, ready: Ready) -> None:
@@ -170,6 +173,8 @@ class EngineCore:
         end = self._last_step_end = time.monotonic()
         self._finish_times.extend(end for output in outputs if output.finish_reason is not None)
         self._check_idle()
+        if (news := self._scheduler.cache.news()) is not None:  # first: who has an answer finds its pages told
+            self._send(Pages(*news))
         self._send(Step(outputs, self.stats(), end - start))
         if self._failures_in_a_row >= MAX_CONSECUTIVE_FAILURES:
             raise RuntimeError(f"{self._failures_in_a_row} steps in a row failed")
@@ -237,6 +242,7 @@ def build_scheduler(config: EngineConfig, runner: Runner, digest: bytes, end_tok
         model_digest=digest,
         kv_dtype=config.precision,
         enabled=config.prefix_cache,
+        seed=page_seed(),
     )
     bounds = SchedulerConfig(
         max_num_seqs=config.max_num_seqs,

@@ -57,6 +57,8 @@ class Output(msgspec.Struct, array_like=True):
     # Prompt tokens found in the prefix cache; with the first output only.
     cached_tokens: int | None = None
     error: str | None = None
+    # The last full page of the prompt; with the first output only.
+    prompt_page: bytes | None = None
 
 
 class Stats(msgspec.Struct, array_like=True):
@@ -113,6 +115,14 @@ class Ready(msgspec.Struct, array_like=True, tag=14, frozen=True):
     bytes_per_token: int
     model_digest: str
     load_seconds: float
+    page_space: str = ""  # pages of engines that say the same here can be compared; empty: there is no prefix cache
+
+
+class Pages(msgspec.Struct, array_like=True, tag=16, frozen=True):
+    """Pages that left the prefix cache, and then those that came into it, each with the page before it."""
+
+    removed: list[bytes]
+    stored: list[tuple[bytes, bytes]]
 
 
 class Fatal(msgspec.Struct, array_like=True, tag=15, frozen=True):
@@ -147,7 +157,7 @@ class Rendered(msgspec.Struct, array_like=True, frozen=True):
 
 
 ToCore = Add | Abort | Ping
-FromCore = Step | Rejected | Pong | Ready | Fatal
+FromCore = Step | Rejected | Pong | Ready | Pages | Fatal
 
 _encoder = msgspec.msgpack.Encoder()
 to_core_decoder: msgspec.msgpack.Decoder[ToCore] = msgspec.msgpack.Decoder(ToCore)

@@ -2,8 +2,9 @@
 
 A page is known by a chained digest: blake2b(parent digest, its tokens), and the chain starts from the model, the KV
 data type and the tenant's salt, each tagged and length-prefixed. The digest is only an index: tokens and parent are
-compared on every hit, so a collision is a miss and never a wrong answer. The hash is keyed with a random seed per
-process, so nobody can prepare collisions. Pages are published only after the forward pass that filled them succeeded.
+compared on every hit, so a collision is a miss and never a wrong answer. The hash is keyed with a secret seed, random
+per process unless several engines are given one, so nobody can prepare collisions. Pages are published only after the
+forward pass that filled them succeeded. What comes and goes is told by `news`, for those who choose between engines.
 
 The scheduler talks to this class only; it is the one user of `BlockPool`.
 """
@@ -15,11 +16,21 @@ import secrets
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.block_pool import BlockPool, PoolCorrupt
 from engine.request import Request
 
 DIGEST_BYTES = 32
+TOLD_BYTES = 16  # of a digest, where others are told of it
+
+
+class Told(NamedTuple):
+    """What has changed since the last time, by the beginnings of digests, in the order in which it counts: pages that
+    went, then pages that came, each with the page before it (empty: it is the first of a chain)."""
+
+    removed: list[bytes]
+    stored: list[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +69,17 @@ class PrefixCache:
         model_digest: bytes,
         kv_dtype: str,
         enabled: bool = True,
+        seed: bytes | None = None,
     ) -> None:
+        """`seed`: 32 secret bytes, the same for engines whose pages are to be compared; None: random."""
         self.pool = pool
         self.block_size = block_size
         self.enabled = enabled
         self.stats = PrefixCacheStats()
         self._model_digest = model_digest
         self._kv_dtype = kv_dtype
-        self._seed = secrets.token_bytes(32)
+        self._seed = secrets.token_bytes(32) if seed is None else seed
+        self._told = Told([], [])
         self._by_digest: dict[bytes, CachedPage] = {}
         self._by_page: dict[int, CachedPage] = {}
 
@@ -73,6 +87,11 @@ class PrefixCache:
     def num_available(self) -> int:
         """Pages that `allocate` could hand out now."""
         return self.pool.num_free + self.pool.num_cached
+
+    @property
+    def space(self) -> bytes:
+        """A name of what pages must have in common to be compared by their digests: seed, model, data type, size."""
+        return self._digest(b"space", self.root(None), self.block_size.to_bytes(8, "little"))[:TOLD_BYTES]
 
     def pages_for(self, num_tokens: int) -> int:
         """How many pages hold `num_tokens` tokens."""
@@ -151,6 +170,7 @@ class PrefixCache:
                 self._by_digest[digest] = entry
                 self._by_page[page] = entry
                 self.pool.keep(page)
+                self._told.stored.append((digest[:TOLD_BYTES], parent[:TOLD_BYTES] if index else b""))
             request.num_published_pages = index + 1
 
     def release(self, request: Request) -> None:
@@ -161,6 +181,20 @@ class PrefixCache:
         request.block_table = []
         request.num_computed_tokens = 0
         request.num_published_pages = 0
+
+    def prompt_page(self, request: Request) -> bytes | None:
+        """The last full page of a prompt that has been computed, as `news` names it; None: it has no full page."""
+        pages = request.num_prompt_tokens // self.block_size
+        return request.page_digests[pages - 1][:TOLD_BYTES] if 0 < pages <= len(request.page_digests) else None
+
+    def news(self) -> Told | None:
+        """What has changed since it was asked last; None if nothing has. To be asked after every step: what goes makes
+        room at a step's beginning, what comes does so at its end."""
+        told = self._told
+        if not told.removed and not told.stored:
+            return None
+        self._told = Told([], [])
+        return told
 
     def check(self, requests: Iterable[Request]) -> None:
         """Verify pool, reference counts and index against all living requests.
@@ -178,6 +212,7 @@ class PrefixCache:
     def _evict_oldest(self) -> None:
         entry = self._by_page.pop(self.pool.drop_oldest_cached())
         del self._by_digest[entry.digest]
+        self._told.removed.append(entry.digest[:TOLD_BYTES])
         self.stats.evicted_pages += 1
 
     def _page_tokens(self, request: Request, index: int) -> bytes:

@@ -349,6 +349,7 @@ class Scheduler:
         output = Output(request.request_id, [token_id], None if result.logprob is None else [result.logprob])
         if not request.cached_tokens_reported:
             output.cached_tokens = request.num_cached_tokens
+            output.prompt_page = self.cache.prompt_page(request)
             request.cached_tokens_reported = True
         params = request.params
         is_eos = token_id in self._eos_token_ids and not params.ignore_eos

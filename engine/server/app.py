@@ -30,6 +30,7 @@ from engine.server.dialect import ChatDialect, CompletionDialect
 from engine.server.errors import ApiError, as_api_error, http_exception, unexpected
 from engine.server.lanes import Lanes
 from engine.server.model import ChatPrompt, Model
+from engine.server.pages import PageEvents
 from engine.server.params import Options, chat_options, check_chat, completion_options
 from engine.server.respond import Job, respond, send_error
 from engine.server.schema import (
@@ -65,6 +66,7 @@ def create_app(model: Model, client: EngineClient, lanes: Lanes) -> Starlette:
             Route("/v1/chat/completions", _Endpoint(client, server.chat_job), methods=["POST"]),
             Route("/v1/completions", _Endpoint(client, server.completion_job), methods=["POST"]),
             Route("/v1/models", server.models, methods=["GET"]),
+            Route("/v1/kv_events", PageEvents(client), methods=["GET"]),
             Route("/health", server.health, methods=["GET"]),
             Route("/metrics", server.metrics, methods=["GET"]),
             Route("/tokenize", server.tokenize, methods=["POST"]),

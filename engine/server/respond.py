@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Send
 
-from backends.protocol import PROMPT_TOKENS_HEADER
+from backends.protocol import PROMPT_PAGE_HEADER, PROMPT_TOKENS_HEADER
 from engine.answer import Answer, AnswerAborted, EngineError, Generation
 from engine.client import EngineClient
 from engine.detokenizer import Delta
@@ -164,6 +164,9 @@ class _Response:
         self._started = True
         headers = [(b"content-type", content_type), (b"x-request-id", self._job.request_id.encode("latin-1"))]
         start = {"type": "http.response.start", "status": 200, "headers": headers}
+        page = self._answers[0].prompt_page
+        if page is not None and len(self._answers) == self._job.n:  # of one prompt: of several, nobody could tell which
+            headers.append((PROMPT_PAGE_HEADER.encode(), page.hex().encode()))
         if self._job.stream:
             headers.append((b"cache-control", b"no-cache"))
             # For who counts a stream that ends before its usage comes.

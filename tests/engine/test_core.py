@@ -14,6 +14,7 @@ from engine.messages import (
     Add,
     FrameReader,
     NewRequest,
+    Pages,
     Ping,
     Pong,
     Rejected,
@@ -58,7 +59,8 @@ class Peer:
 
     def receive(self):
         while not self._messages:
-            self._messages += [from_core_decoder.decode(p) for p in self._frames.feed(self.socket.recv(65536))]
+            decoded = [from_core_decoder.decode(p) for p in self._frames.feed(self.socket.recv(65536))]
+            self._messages += [message for message in decoded if not isinstance(message, Pages)]
         return self._messages.pop(0)
 
     def until(self, condition):
