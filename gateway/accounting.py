@@ -18,12 +18,11 @@ from gateway.dialects.errors import OutOfBudget, Unavailable
 from gateway.ledger.journal import JournalError
 from gateway.ledger.prices import ModelPrice, cost, estimate
 from gateway.ledger.records import Close, Decided, Noted, Open, Progress, Record
-from gateway.ledger.rows import Decision, LedgerRow, Note, Outcome, new_id, now_ms
+from gateway.ledger.rows import LedgerRow, Note, Outcome, new_id, now_ms
 from gateway.ledger.usage import Usage, from_openai
 from gateway.life import Life
-from policies.evaluate import Decision as PolicyDecision
-from policies.facts import Facts
-from policies.recorded import recorded
+from gateway.routing.record import record_of
+from gateway.sessions.holding import follow
 
 if TYPE_CHECKING:
     from gateway.services import Services
@@ -177,23 +176,9 @@ class Accounting:
 
     def decided(self) -> None:
         """Journal why the request goes where it goes; never what it says."""
-        life = self._life
-        decision, facts = life.decision, life.facts
-        if decision is None or facts is None:
-            return
-        made = Decision(
-            request_id=life.request_id,
-            ts_ms=now_ms(),
-            policy=decision.policy,
-            policy_version=decision.policy_version,
-            rule=decision.rule,
-            why=decision.why,
-            tier=decision.requested_tier or "",
-            model=life.candidates[0].model,
-            features=_features(life, decision, facts),
-            candidates=[{"model": c.model, "tier": c.tier, "backend": c.backend} for c in life.candidates],
-        )
-        self._journal(Decided(made))
+        made = record_of(self._services, self._life)
+        if made is not None:
+            self._journal(Decided(made))
 
     def note(self, kind: str, data: dict[str, Any]) -> None:
         """Put on record what happened to the request; `data` holds numbers and labels, never what was written."""
@@ -210,6 +195,8 @@ class Accounting:
             return
         life = self._life
         self.answered(outcome, error)
+        if life.session is not None and (moved := follow(self._services, life)) is not None:
+            self.note("session", moved)
         try:
             self._services.journal.flush()  # a request without an attempt has written nothing yet
         except JournalError as failure:
@@ -285,16 +272,3 @@ class Accounting:
             metrics.ttft.labels(row.model).observe(row.ttft_ms / 1000)
             if row.output_tokens > 1:
                 metrics.tpot.labels(row.model).observe((row.duration_ms - row.ttft_ms) / 1000 / (row.output_tokens - 1))
-
-
-def _features(life: Life, decision: PolicyDecision, facts: Facts) -> dict[str, Any]:
-    """What the rules saw, in numbers and labels; the texts among the facts stay out."""
-    seen = recorded(facts)
-    if decision.auto is not None:
-        seen["p_success"] = decision.auto.p_success
-        seen["p_success_lower"] = decision.auto.lower
-    if decision.rule_errors:
-        seen["rule_errors"] = list(decision.rule_errors)
-    if life.fallback:
-        seen["fallback"] = life.fallback
-    return seen

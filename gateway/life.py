@@ -28,7 +28,10 @@ from policies.load import Policy
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
+    from gateway.batches.line import Line
     from gateway.idempotency.recorder import Recorder
+    from gateway.sessions.turn import Turn
+    from tiers.session import Outcome
 
 
 class Life(msgspec.Struct, eq=False):
@@ -41,6 +44,7 @@ class Life(msgspec.Struct, eq=False):
     span: Span | None = None
     internal: bool = False  # asked by the gateway itself: no client waits, and only budgets bound it
     patient: bool = False  # nobody waits for the answer now: it may come late, from wherever it is cheapest
+    line: Line | None = None  # of a batch, which this request is
 
     # authenticate and parse
     principal: Principal | None = None
@@ -51,6 +55,7 @@ class Life(msgspec.Struct, eq=False):
     deadline: float | None = None  # monotonic
     idempotency_key: str | None = None
     recorder: Recorder | None = None  # of the first request with the key
+    conversation: str | None = None  # that its answer is kept in, by id
     replay_of: str | None = None  # the request whose answer this one gets, because it has the key of that one
 
     # decide
@@ -59,6 +64,7 @@ class Life(msgspec.Struct, eq=False):
     decision: Decision | None = None
     candidates: list[Candidate] = []
     fallback: str | None = None  # why another tier than the decided one serves
+    session: Turn | None = None  # of a conversation that the policy keeps where it is
     input_estimate: int = 0  # what is likely: for rules, and for the bill where no server says
 
     # admit
@@ -116,6 +122,10 @@ class Life(msgspec.Struct, eq=False):
         decision = self.decision
         if decision is not None:
             pairs.append(("x-tierline-policy", f"{decision.policy}@{decision.policy_version}"))
+            pairs.append(("x-tierline-reason", decision.reason))
+            profile = self.facts.profile if self.facts is not None else None
+            if profile is not None:
+                pairs.append(("x-tierline-task", profile.task))
             pairs.append(("x-tierline-cache", self.cache))
             if self.cache_reason:
                 pairs.append(("x-tierline-cache-reason", self.cache_reason))
@@ -132,12 +142,21 @@ class Life(msgspec.Struct, eq=False):
             served = self._served_by()
             if served is not None:
                 pairs += zip(("x-tierline-tier", "x-tierline-model", "x-tierline-backend"), served, strict=True)
+                if decision.auto is not None and (p := decision.auto.p_success.get(served[0])) is not None:
+                    pairs.append(("x-tierline-p", f"{p:.2f}"))
                 if decision.requested_tier and decision.requested_tier != served[0]:
                     pairs.append(("x-tierline-requested-tier", decision.requested_tier))
                     pairs.append(("x-tierline-fallback", self.fallback or "backend_failed"))
+            if self.session is not None:
+                pairs.append(("x-tierline-session", self.said_of_session(self.session)))
         if self.standing is not None:
             pairs += self.standing.headers()
         return [(name.encode(), value.encode("latin-1", "replace")) for name, value in pairs]
+
+    def said_of_session(self, turn: Turn) -> Outcome:
+        """Whether its conversation stayed or went: as decided, unless another model answered."""
+        served = None if self.cache in ("exact", "semantic") else self._served_by()
+        return turn.step.outcome if served is None else turn.said(served[0], served[1])
 
     def _served_by(self) -> tuple[str, str, str] | None:
         if self.served is not None:

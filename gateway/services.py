@@ -42,8 +42,11 @@ from gateway.life import Life
 from gateway.limiter import open_limiter
 from gateway.measuring import Measuring
 from gateway.model_defaults import model_defaults
+from gateway.outcomes.service import Outcomes
 from gateway.policy_news import IN_FORCE, REFUSED
 from gateway.responses.store import ResponseStore
+from gateway.routing.record import Descriptions
+from gateway.sessions.holding import Sessions, open_sessions
 from gateway.settings import Settings
 from gateway.telemetry import Metrics
 from gateway.tracing import Tracing
@@ -75,6 +78,7 @@ class Services:
     keys: KeyStore
     limiter: MemoryLimiter | SharedLimiter
     idempotency: Idempotency
+    sessions: Sessions
     queue: AdmissionQueue
     closed: Closed
     bodies: Bodies
@@ -84,7 +88,9 @@ class Services:
     writer: LedgerWriter
     policies: PolicyStore
     classifier: TaskClassifier
+    outcomes: Outcomes
     prices: PriceBook
+    descriptions: Descriptions
     model_defaults: Mapping[str, Mapping[str, object]]
     cache: CacheClient | None
     flight: SingleFlight[Landing]
@@ -127,6 +133,7 @@ class Services:
         self.tracing = tracing or Tracing(settings.telemetry)
         stack.callback(self.tracing.close)
         self.prices = PriceBook(settings)
+        self.descriptions = Descriptions(settings, self.prices)
         self.model_defaults = {name: model_defaults(settings, name) for name in settings.models}
         self.classifier = TaskClassifier.load()
         folder, tiers, models = settings.policies_dir, settings.tiers_served(), settings.models.keys()
@@ -137,6 +144,9 @@ class Services:
         stack.push_async_callback(self.database.close)
         self.journal = Journal.open(workers.journal_path(settings, self.worker))
         stack.callback(self.journal.close)
+        self.outcomes = Outcomes(self.database, self.metrics)
+        await self.outcomes.start()
+        stack.push_async_callback(self.outcomes.stop)
         self.writer = LedgerWriter(self.journal, self.database)
         await self.writer.flush()  # budgets start from the ledger, so what the last process left must be in it
         self.writer.start()
@@ -165,6 +175,8 @@ class Services:
         stack.push_async_callback(self.keys.stop)
         self.idempotency = await open_idempotency(settings, secret, self.metrics)
         stack.push_async_callback(self.idempotency.close)
+        self.sessions = await open_sessions(settings, secret)
+        stack.push_async_callback(self.sessions.close)
         self.cache = None
         if settings.cache.enabled:
             socket = settings.run_path("cache.sock")

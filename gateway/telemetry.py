@@ -139,6 +139,18 @@ class Metrics:
         self.decisions = Counts(
             "tierline_decisions_total", "Routing decisions.", ["policy", "rule", "tier", "fallback"], registry
         )
+        self.outcomes = Counts(
+            "tierline_outcomes_total",
+            "What answers came to, as far as it is known: good, bad; dropped, while the database was away.",
+            ["source", "outcome"],
+            registry,
+        )
+        self.session_turns = Counts(
+            "tierline_session_turns_total",
+            "Turns of conversations that a policy keeps on their tier: new, kept, upgraded, downgraded, moved.",
+            ["policy", "outcome"],
+            registry,
+        )
         self.limited = Counts("tierline_limited_total", "Requests refused by a limit or budget.", ["limit"], registry)
         self.drained = Counts(
             "tierline_drained_streams_total",

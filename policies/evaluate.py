@@ -19,6 +19,7 @@ from policies.facts import Facts
 from policies.load import Policy, Subject
 from policies.rules import Rule
 from policies.schema.cache import CachePolicy
+from policies.schema.escalation import Escalate, in_force
 from policies.schema.limits import Budget, Limits
 from policies.schema.routes import OnAbort
 from tiers import TIERS
@@ -49,9 +50,10 @@ class Decision(msgspec.Struct, frozen=True):
         fallback_tiers: tiers to try next, in this order, where no backend of `tier` or `model` answers; none where the
             client named the model.
         fallback_reason: why `tier` is not `requested_tier`.
-        auto: the choice behind `tier: auto`.
+        auto: the choice behind `tier: auto`; `quality_target` is what it looked for.
         rule_errors: rules that failed on this request, with the reason.
         on_abort: what becomes of a stream whose client leaves: the rule's setting, else the policy's.
+        escalate: how the answer is checked before anybody sees it, and who is asked next; None: it is not checked.
         cache, limits, budget: the policy's settings.
     """
 
@@ -71,6 +73,21 @@ class Decision(msgspec.Struct, frozen=True):
     cache: CachePolicy
     limits: Limits
     budget: Budget | None
+    escalate: Escalate | None = None
+    quality_target: float | None = None
+
+    @property
+    def reason(self) -> str:
+        """Why, in one word: what `tier: auto` found, or `rule`, `default`, `pinned`, `named_model`, `budget_exhausted`.
+
+        `auto_target`: the tier reaches the target; `auto_best`: none does, and it is near the best; `auto_unknown`: the
+        request is unlike anything known.
+        """
+        if self.auto is not None and self.quality_target is not None:
+            if not self.auto.lower:
+                return "auto_unknown"
+            return "auto_target" if self.auto.lower[self.auto.tier] >= self.quality_target else "auto_best"
+        return "rule" if self.rule_index is not None else self.rule.replace(" ", "_")
 
 
 def decide(policy: Policy, facts: Facts, choose_auto: Chooser = choose) -> Decision:
@@ -103,29 +120,37 @@ def decide(policy: Policy, facts: Facts, choose_auto: Chooser = choose) -> Decis
     )
     if facts.pinned_tier is not None:
         pinned = replace(base, rule="pinned", why=f"the client pinned tier '{facts.pinned_tier}'")
-        return _with_tier(policy, pinned, facts.pinned_tier)
+        return with_tier(policy, pinned, facts.pinned_tier)
     if facts.model not in ("", "auto", *document.applies_to.models):
         return replace(base, model=facts.model, rule="named model", why=f"the client asked for model '{facts.model}'")
     if document.budget and document.budget.when_exhausted == "downgrade" and facts.budget_used >= 1:
         smallest = policy.served[0] if policy.served else TIERS[0]
         why = f"the month's budget is spent ({facts.budget_used:.0%}): the smallest tier"
-        return _with_tier(policy, replace(base, rule="budget exhausted", why=why), smallest)
+        return with_tier(policy, replace(base, rule="budget exhausted", why=why), smallest)
     rule, errors = _first_match(policy, facts)
     if errors:
         base = replace(base, rule_errors=errors)
     if rule is None:
         why = "no rule matches" if policy.rules else "the policy has no rules"
-        return _with_tier(policy, replace(base, why=f"{why}: the default tier"), document.default)
+        checked = _checked(in_force(None, document.escalate), facts)
+        return with_tier(policy, replace(base, why=f"{why}: the default tier", escalate=checked), document.default)
     base = replace(
-        base, rule=rule.name, rule_index=rule.index, why=_why(rule), on_abort=rule.route.on_abort or document.on_abort
+        base,
+        rule=rule.name,
+        rule_index=rule.index,
+        why=_why(rule),
+        on_abort=rule.route.on_abort or document.on_abort,
+        escalate=_checked(rule.escalate, facts),
     )
+    if rule.route.cascade is not None:
+        return _cascade(policy, base, rule.route.cascade)
     if rule.route.model is not None:
         rest = tuple(tier for tier in document.fallback if tier in policy.served)
         return replace(base, model=rule.route.model, fallback_tiers=rest)
     if rule.route.tier == "auto":
         return _auto(policy, facts, base, rule, choose_auto)
-    assert rule.route.tier is not None  # the schema wants one of tier and model
-    return _with_tier(policy, base, rule.route.tier)
+    assert rule.route.tier is not None  # the schema wants one of tier, model and cascade
+    return with_tier(policy, base, rule.route.tier)
 
 
 def _first_match(policy: Policy, facts: Facts) -> tuple[Rule | None, tuple[str, ...]]:
@@ -150,19 +175,37 @@ def _why(rule: Rule) -> str:
     return f"'{rule.name}' (line {rule.line}) matches: {' '.join(rule.route.when.split())}"
 
 
+def _checked(escalate: Escalate | None, facts: Facts) -> Escalate | None:
+    """The checks of the answer; a stream has none unless it may be held back."""
+    if escalate is None or (facts.stream and escalate.streams == "no"):
+        return None
+    return escalate
+
+
+def _cascade(policy: Policy, base: Decision, tiers: tuple[str, ...]) -> Decision:
+    """Begin at the smallest. What cannot be checked goes where an answer is given unchecked: to the last."""
+    served = [tier for tier in tiers if tier in policy.served] or list(tiers)
+    if base.escalate is None:
+        why = f"{base.why}; a stream that is not held back is not checked: the last tier of the cascade"
+        return with_tier(policy, replace(base, why=why), served[-1])
+    why = f"{base.why}; a cascade, which begins at its smallest tier"
+    return with_tier(policy, replace(base, why=why), served[0])
+
+
 def _auto(policy: Policy, facts: Facts, base: Decision, rule: Rule, choose_auto: Chooser) -> Decision:
     if facts.profile is None:
         raise ValueError("`tier: auto` needs the task classifier's profile, and these facts have none")
     target = rule.route.quality_target or policy.document.quality_target
     if not policy.served:
-        return _with_tier(policy, base, policy.document.default)
+        return with_tier(policy, base, policy.document.default)
     # The choice is made over all tiers: what a request needs does not depend on what happens to be installed, and
     # the fallback then says openly that a larger model would have been better.
     choice = choose_auto(facts.profile, TIERS, target, policy.document.default)
-    return _with_tier(policy, replace(base, auto=choice, why=f"{base.why}; {choice.reason}"), choice.tier)
+    chosen = replace(base, auto=choice, quality_target=target, why=f"{base.why}; {choice.reason}")
+    return with_tier(policy, chosen, choice.tier)
 
 
-def _with_tier(policy: Policy, decision: Decision, wanted: str) -> Decision:
+def with_tier(policy: Policy, decision: Decision, wanted: str) -> Decision:
     """Put the tier into the decision, or the nearest one that has a model."""
     served = policy.served
     if wanted in served:

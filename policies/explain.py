@@ -5,6 +5,7 @@ The same text for `tierline policy explain`, the console and the log; `as_json` 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,6 +115,10 @@ def target(rule: Rule) -> str:
     if rule.route.cascade is not None:
         return " > ".join(rule.route.cascade)
     return f"model {rule.route.model}" if rule.route.model else f"tier {rule.route.tier}"
+
+
+def _odds(by_tier: Mapping[str, float]) -> str:
+    return ", ".join(f"{tier} {p:.2f}" for tier, p in by_tier.items())
 
 
 def _next(escalate: Escalate) -> str:

@@ -55,6 +55,12 @@ class OutputEstimator:
         expected = self._default if seen is None else round(seen[0] + _DEVIATIONS * seen[1])
         return max(1, min(expected, self._ceiling, max_tokens if max_tokens is not None else self._ceiling))
 
+    def expect(self, key_id: str, model: str, max_tokens: int | None = None) -> int:
+        """Output tokens that are as likely too many as too few: the mean of this key's history, or the default."""
+        seen = self._history.get((key_id, model))
+        expected = self._default if seen is None else round(seen[0])
+        return expected if max_tokens is None else min(expected, max_tokens)
+
     def observe(self, key_id: str, model: str, output_tokens: int) -> None:
         """Learn from a complete answer. Cut and cancelled ones teach nothing about length: do not report those."""
         key = (key_id, model)

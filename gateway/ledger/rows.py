@@ -106,7 +106,11 @@ class LedgerRow(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Decision(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Why a request went where it went. `features` are numbers and labels, never the text they were made from."""
+    """Why a request went where it went. `features` are numbers and labels, never the text they were made from.
+
+    `why` is a sentence, `reason` one word for it. `beside` are models of the next smaller and the next larger tier,
+    where no candidate is of it: what they would have cost.
+    """
 
     request_id: str
     ts_ms: int
@@ -114,10 +118,12 @@ class Decision(msgspec.Struct, kw_only=True, omit_defaults=True):
     policy_version: str = ""
     rule: str = ""
     why: str = ""
+    reason: str = ""
     tier: str = ""
     model: str = ""
     features: dict[str, Any] = {}
     candidates: list[dict[str, Any]] = []
+    beside: list[dict[str, Any]] = []
 
 
 class Note(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -24,7 +24,7 @@ from sqlalchemy import (
 from sqlalchemy import UniqueConstraint as Unique
 
 # The newest migration. A database that says so needs no migration, so alembic is not even imported.
-HEAD: Final = "0007"
+HEAD: Final = "0008"
 
 metadata = MetaData(
     naming_convention={
@@ -175,6 +175,31 @@ notes = Table(
     Index(None, "kind", "ts_ms"),
 )
 
+# What answers came to, summed over a day (UTC, days since 1970): wins and losses of a model's tier at a kind of request,
+# by where it is known from. Fractions, since a request is a mixture of kinds. Counters, unlike ledger and notes.
+outcomes = Table(
+    "outcomes",
+    metadata,
+    Column("day", Integer, primary_key=True),
+    Column("source", Text, primary_key=True),
+    Column("policy", Text, primary_key=True),
+    Column("kind", Text, primary_key=True),
+    Column("tier", Text, primary_key=True),
+    Column("model", Text, primary_key=True),
+    Column("wins", Float, nullable=False),
+    Column("losses", Float, nullable=False),
+)
+
+# How many outcomes of a day came from a key: what is beyond its share does not count.
+outcome_shares = Table(
+    "outcome_shares",
+    metadata,
+    Column("day", Integer, primary_key=True),
+    Column("source", Text, primary_key=True),
+    Column("key_id", Text, primary_key=True),
+    Column("given", Integer, nullable=False),
+)
+
 # Keys of the admin API, apart from those for models. A key has one secret, and those it had before it was rotated, with
 # the time until which they are good.
 admin_keys = Table(
@@ -230,4 +255,80 @@ responses = Table(
     Column("total_items", BigInteger, nullable=False),  # likewise, items of input and output
     Column("body", LargeBinary, nullable=False),  # JSON: the answer, and the input that was new with it
     Index(None, "conversation_id", "created_ms", "body_bytes"),
+)
+
+# Files that clients upload for batches, and what batches make of them. A row without `complete` is an upload under way,
+# or one that broke off. Where the content is: `gateway/files/content.py`.
+files = Table(
+    "files",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("project_id", Text, nullable=False),  # whose it is: the keys of this project
+    Column("purpose", Text, nullable=False),
+    Column("filename", Text, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+    Column("expires_ms", BigInteger, nullable=False),
+    Column("complete", Boolean, nullable=False),
+    Index(None, "project_id", "id"),
+    Index(None, "expires_ms"),
+)
+
+file_chunks = Table(
+    "file_chunks",
+    metadata,
+    Column("file_id", Text, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),  # from 0
+    Column("data", LargeBinary, nullable=False),
+)
+
+# Batches of requests. One process at a time works on a batch: the one that holds its lease.
+batches = Table(
+    "batches",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("organisation_id", Text, nullable=False),
+    Column("project_id", Text, nullable=False),
+    Column("key_id", Text, nullable=False),  # whose requests its lines are
+    Column("endpoint", Text, nullable=False),
+    Column("input_file_id", Text, nullable=False),
+    Column("output_file_id", Text),
+    Column("error_file_id", Text),
+    Column("status", Text, nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+    Column("expires_ms", BigInteger, nullable=False),
+    Column("in_progress_ms", BigInteger),
+    Column("finalizing_ms", BigInteger),
+    Column("cancelling_ms", BigInteger),
+    Column("ended_ms", BigInteger),
+    Column("total", Integer, nullable=False),  # lines; 0 until they are checked
+    Column("completed", Integer, nullable=False),  # these two, and the tokens: of a batch that has ended
+    Column("failed", Integer, nullable=False),
+    Column("input_tokens", BigInteger, nullable=False),
+    Column("cached_input_tokens", BigInteger, nullable=False),
+    Column("output_tokens", BigInteger, nullable=False),
+    Column("reasoning_tokens", BigInteger, nullable=False),
+    Column("errors", Text),  # JSON list
+    Column("metadata", Text),  # JSON object
+    Column("headers", Text, nullable=False),  # JSON object: what each line is asked with
+    Column("output_expires_s", BigInteger),
+    Column("lease_owner", Text, nullable=False),
+    Column("lease_until_ms", BigInteger, nullable=False),
+    Index(None, "project_id", "id"),
+    Index(None, "status"),
+)
+
+# What lines of running batches came to; it becomes the batch's files when it ends. Holds text of customers.
+batch_results = Table(
+    "batch_results",
+    metadata,
+    Column("batch_id", Text, primary_key=True),
+    Column("line", Integer, primary_key=True, autoincrement=False),  # from 1
+    Column("ok", Boolean, nullable=False),
+    Column("input_tokens", BigInteger, nullable=False),
+    Column("cached_input_tokens", BigInteger, nullable=False),
+    Column("output_tokens", BigInteger, nullable=False),
+    Column("reasoning_tokens", BigInteger, nullable=False),
+    Column("body", LargeBinary, nullable=False),  # the line of the output or error file
+    Index(None, "batch_id", "ok"),
 )

@@ -15,6 +15,8 @@ from gateway.logs import log
 from gateway.measuring import check_length, is_large
 from gateway.permissions import check_model, check_pin, check_route
 from gateway.routing.candidates import select
+from gateway.routing.cheapest import cheapest_first
+from gateway.sessions.holding import hold, prefer
 from gateway.settings import Settings
 from policies.evaluate import decide
 from policies.facts import Context, Facts, from_chat
@@ -44,6 +46,7 @@ async def route(services: Services, life: Life) -> None:
     assert principal is not None
     assert asked is not None
     check_route(principal, life.dialect.route)
+    life.patient = life.patient or asked.patient
     settings = services.settings
     name = asked.model
     kind = KINDS[asked.operation]
@@ -102,8 +105,10 @@ async def route(services: Services, life: Life) -> None:
         check_length(settings, asked, kind)
     life.facts = await services.measuring.run(life, read)
     life.policy = policy
-    life.decision = decide(policy, life.facts)
+    life.decision = decide(policy, life.facts, services.outcomes.chooser(policy))
     life.input_estimate = life.facts.prompt_tokens
+    if policy.document.session is not None and kind == "chat":
+        await hold(services, life, policy, policy.document.session)
     longest = None if asked.longest is None else await services.measuring.run(life, asked.longest)
     selection = select(
         settings,
@@ -115,6 +120,12 @@ async def route(services: Services, life: Life) -> None:
         asked.input_field,
     )
     life.candidates = selection.candidates
+    if life.patient and life.decision.model is None:
+        life.candidates = cheapest_first(
+            services.prices, life.candidates, life.input_estimate, asked.max_tokens, batch=life.line is not None
+        )
+    if life.session is not None:
+        life.candidates = prefer(life, life.candidates)
     life.fallback = selection.fallback
     if life.fallback:
         log(

@@ -12,11 +12,13 @@ from policies.schema.cache import CachePolicy
 from policies.schema.escalation import Escalate
 from policies.schema.examples import MOST_EXAMPLES, Example
 from policies.schema.learning import Audit, Switch
+from policies.schema.guardrails import Guardrails
 from policies.schema.limits import Budget, Limits
 from policies.schema.moments import Moment
 from policies.schema.raises import Raise
 from policies.schema.rollout import Rollout
 from policies.schema.routes import AppliesTo, OnAbort, Route
+from policies.schema.session import SessionPolicy
 
 
 class PolicyDocument(Strict):
@@ -41,7 +43,11 @@ class PolicyDocument(Strict):
         "on", description="Whether `tier: auto` learns from what answers came to, and others from this policy's."
     )
     audit: Audit | None = Field(None, description="Compare some answers with those of a larger tier, to learn from.")
+    session: SessionPolicy | None = Field(
+        None, description="Whether conversations stay on the tier and model that they are on; off unless given."
+    )
     cache: CachePolicy = CachePolicy()
+    guardrails: Guardrails | None = Field(None, description="What is looked for in requests and answers.")
     limits: Limits = Limits()
     budget: Budget | None = None
     rollout: Rollout | None = None
