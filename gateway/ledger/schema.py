@@ -24,7 +24,7 @@ from sqlalchemy import (
 from sqlalchemy import UniqueConstraint as Unique
 
 # The newest migration. A database that says so needs no migration, so alembic is not even imported.
-HEAD: Final = "0008"
+HEAD: Final = "0009"
 
 metadata = MetaData(
     naming_convention={
@@ -198,6 +198,37 @@ outcome_shares = Table(
     Column("source", Text, primary_key=True),
     Column("key_id", Text, primary_key=True),
     Column("given", Integer, nullable=False),
+)
+
+# Policies that are tried in the place of others, each at a version of its file: how far they have come, and whether
+# they were rolled back. Unlike the ledger these rows change.
+rollouts = Table(
+    "rollouts",
+    metadata,
+    Column("policy", Text, primary_key=True),
+    Column("version", Text, primary_key=True),
+    Column("instead_of", Text, nullable=False),
+    Column("began_ms", BigInteger, nullable=False),
+    Column("step", Integer, nullable=False),
+    Column("step_ms", BigInteger, nullable=False),
+    Column("comparison", Integer, nullable=False),
+    Column("comparison_ms", BigInteger, nullable=False),
+    Column("checked_ms", BigInteger, nullable=False),
+    Column("rolled_back_ms", BigInteger),  # NULL: it serves
+    Column("reason", Text, nullable=False),
+    Column("verdicts", Text, nullable=False),  # JSON list: the last comparison
+)
+
+# What became of the requests of their two sides in one comparison, as each process (`writer`) counted it.
+rollout_tallies = Table(
+    "rollout_tallies",
+    metadata,
+    Column("policy", Text, primary_key=True),
+    Column("version", Text, primary_key=True),
+    Column("comparison", Integer, primary_key=True, autoincrement=False),
+    Column("side", Text, primary_key=True),  # old or new
+    Column("writer", Text, primary_key=True),
+    Column("json", Text, nullable=False),  # a `rollouts.tallies.Tally`
 )
 
 # Keys of the admin API, apart from those for models. A key has one secret, and those it had before it was rotated, with
