@@ -33,6 +33,8 @@ async def finish(services: Services, life: Life, accounting: Accounting) -> None
         metrics.decisions.labels(
             life.decision.policy, life.decision.rule, life.decision.requested_tier or "", fallback
         ).inc()
+        if life.session is not None:
+            metrics.session_turns.labels(life.decision.policy, life.said_of_session(life.session)).inc()
     if life.span is not None:
         services.tracing.finish(life.span, _finished(life, error))
     _log(life, outcome, error)
@@ -41,9 +43,11 @@ async def finish(services: Services, life: Life, accounting: Accounting) -> None
 def outcome_of(life: Life) -> tuple[Outcome, str | None]:
     """How the request ended, and what went wrong if something did."""
     if life.exchange.gone and not life.delivered():
-        return "cancelled", "the client closed the connection"
+        return "cancelled", "the client closed the connection" if life.line is None else "the batch was stopped"
     if life.replay_of is not None and life.error is None:
         return "replayed", None
+    if life.served is not None and life.served.outcome == "blocked":
+        return "blocked", None
     if life.error is None:
         return ("cache_hit" if life.cache in ("exact", "semantic") else "success"), None
     if life.error.code == "not_in_cache":

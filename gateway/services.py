@@ -31,6 +31,7 @@ from gateway.admin.service import AdminService
 from gateway.backend_metrics import BackendCollector
 from gateway.bodies import Bodies
 from gateway.flights.messages import Landing
+from gateway.guarding.checking import Checks
 from gateway.idempotency.step import Idempotency, open_idempotency
 from gateway.judging import Judges
 from gateway.ledger.database import Database
@@ -100,6 +101,7 @@ class Services:
     pools: dict[str, Pool]
     dispatcher: Dispatcher
     judges: Judges
+    checks: Checks
     http: HttpClient
 
     def __init__(self, settings: Settings, worker: int = 1) -> None:
@@ -204,6 +206,7 @@ class Services:
         self.metrics.registry.register(BackendCollector(self.pools))
         self.dispatcher = Dispatcher(self.pools, Limits(settings.failover.max_attempts, settings.failover.total_s))
         self.judges = Judges(self)
+        self.checks = Checks(self)
         stack.push_async_callback(self.judges.close)
         observer = asyncio.create_task(self._observe(), name="observe")
         stack.callback(observer.cancel)

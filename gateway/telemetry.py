@@ -100,6 +100,13 @@ class Metrics:
         )
         self.cost = Counts("tierline_cost_usd_total", "Cost of attempts in US dollars.", ["model"], registry)
         self.saved = Counts("tierline_saved_usd_total", "Cost that the cache saved.", ["model"], registry)
+        self.guardrails = Counts(
+            "tierline_guardrail_findings_total",
+            "Requests and answers in which a guardrail found something, by what was done; no_verdict: its service"
+            " gave none.",
+            ["policy", "rule", "when", "action"],
+            registry,
+        )
         self.cache = Counts(
             "tierline_cache_requests_total",
             "Cache outcomes: exact, semantic, audit, shadow, miss, bypass.",

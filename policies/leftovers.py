@@ -14,6 +14,7 @@ from policies.schema.document import PolicyDocument
 from policies.schema.escalation import Escalate
 from policies.schema.rollout import Rollout
 from policies.schema.routes import OnAbort
+from policies.schema.session import SessionPolicy
 from policies.yamlread import Location
 
 ModelT = TypeVar("ModelT", bound=Strict)
@@ -29,6 +30,8 @@ def without_leftovers(document: PolicyDocument) -> tuple[PolicyDocument, list[Le
         path: Location = ("routes", index)
         if route.tier != "auto":
             route = _drop(route, ("quality_target",), path, "has an effect only with 'tier: auto'", found)
+        if document.session is None or document.session.pin is None:
+            route = _drop(route, ("sticky",), path, "has an effect only with 'session'", found)
         if route.on_abort is not None:
             route = route.model_copy(update={"on_abort": _on_abort(route.on_abort, (*path, "on_abort"), found)})
         if route.escalate is not None:
@@ -38,6 +41,7 @@ def without_leftovers(document: PolicyDocument) -> tuple[PolicyDocument, list[Le
     update = {
         "routes": tuple(routes),
         "on_abort": on_abort,
+        "session": document.session and _session(document.session, found),
         "cache": _cache(document.cache, found),
         "rollout": _rollout(document.rollout, found),
         "escalate": document.escalate and _escalate(document.escalate, ("escalate",), found),
@@ -58,6 +62,13 @@ def _escalate(given: Escalate, path: Location, found: list[Leftover]) -> Escalat
     if not given.asks_confidence:
         return _drop(given, ("confidence", "mean_logprob"), path, "has an effect only with 'low_confidence'", found)
     return given
+
+
+def _session(given: SessionPolicy, found: list[Leftover]) -> SessionPolicy:
+    if given.pin is not None:
+        return given
+    names = tuple(name for name in SessionPolicy.model_fields if name != "pin")
+    return _drop(given, names, ("session",), "has no effect with 'pin: off'", found)
 
 
 def _cache(given: CachePolicy, found: list[Leftover]) -> CachePolicy:

@@ -50,6 +50,7 @@ class Asked(msgspec.Struct):
     client's own dialect, where that is another than the payload's. `longest` counts how many tokens the longest of
     several inputs has, by estimate, where the model reads one by one and so only each by itself must fit its context.
     `input_field` is where the input stands. `memory` is there if the dialect has conversations that are remembered.
+    `metadata` is what the client says about the request in words of its own.
     """
 
     operation: Operation
@@ -66,11 +67,17 @@ class Asked(msgspec.Struct):
     longest: Callable[[], int] | None = None
     input_field: str = "messages"
     memory: Memory | None = None
+    metadata: Mapping[str, Any] = {}
 
     @property
     def max_tokens(self) -> int | None:
         """The most tokens that one answer may have, if the client said so."""
         return self.output_limit[1] if self.output_limit else None
+
+    @property
+    def patient(self) -> bool:
+        """Whether the client said that the answer may come late, for less."""
+        return self.payload.get("service_tier") == "flex"
 
     def chat(self) -> Mapping[str, Any]:
         """The request as if it were a chat: what rules and estimates read, whatever the operation."""

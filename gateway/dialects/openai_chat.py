@@ -60,6 +60,7 @@ class OpenAIChat:
             output_limit=_output_limit(request),
             needs=_needs(request),
             wants_usage=bool(request.stream_options and request.stream_options.include_usage),
+            metadata=request.metadata or {},
         )
 
     def writer(self, asked: Asked, request_id: str) -> Writer:

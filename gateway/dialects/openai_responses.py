@@ -206,6 +206,7 @@ def _translate(request: ResponsesRequest) -> Asked:
         needs=needs,
         input_field="input",
         memory=turn,
+        metadata=request.metadata or {},
     )
 
 

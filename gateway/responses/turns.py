@@ -18,7 +18,7 @@ from backends.protocol import Json
 from gateway.bodies import FREE_BYTES
 from gateway.dialects.dialect import Memory
 from gateway.dialects.errors import BadRequest, NotFound, Unavailable
-from gateway.dialects.responses_answer import with_ids
+from gateway.dialects.responses_answer import response_id, with_ids
 from gateway.dialects.responses_input import MAX_ITEMS
 from gateway.ledger.rows import now_ms
 from gateway.life import Life
@@ -60,8 +60,10 @@ async def recall(services: Services, life: Life) -> None:
         last = await _previous(services, principal.project_id, memory.previous)
         if life.room is not None and last.total_bytes > FREE_BYTES:
             await life.room.add(last.total_bytes)
+        life.conversation = last.conversation_id
         memory.go_on(items_of(await conversation(services, last)))
     if memory.store is not False:
+        life.conversation = life.conversation or response_id(life.request_id)
         memory.keep = partial(_keep, services, principal.project_id, memory, last)
 
 

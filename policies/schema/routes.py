@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from policies.schema.base import Duration, RouteName, Strict
+from policies.schema.base import Duration, RouteName, Strict, TierName
+from policies.schema.escalation import Escalate, ascending
 
 
 class AppliesTo(Strict):
@@ -48,13 +49,35 @@ class Route(Strict):
         None, description="Tier to use; 'auto': the smallest tier that is good enough for the request."
     )
     model: str | None = Field(None, min_length=1, description="Model to use, in place of a tier.")
+    cascade: tuple[TierName, ...] | None = Field(
+        None,
+        description="In place of a tier, for short answers that can be checked: begin at the first of these tiers, stop"
+        " at the first whose answer passes the checks of 'escalate'.",
+    )
     quality_target: float | None = Field(
         None, gt=0, le=1, description="For `tier: auto`: probability of success to reach; default: the policy's."
     )
+    sticky: bool = Field(
+        True,
+        description="With 'session': false sends the requests of this rule where it says, whatever tier their"
+        " conversation is on, which stays there.",
+    )
     on_abort: OnAbort | None = Field(None, description="For requests that this rule decides; default: the policy's.")
+    escalate: Escalate | None = Field(None, description="For requests that this rule decides; default: the policy's.")
+
+    @field_validator("cascade")
+    @classmethod
+    def _steps(cls, cascade: tuple[TierName, ...] | None) -> tuple[TierName, ...] | None:
+        return cascade if cascade is None else ascending(cascade, least=2)
 
     @model_validator(mode="after")
     def _one_target(self) -> Self:
-        if (self.tier is None) == (self.model is None):
-            raise ValueError("a route needs either 'tier' or 'model'")
+        if [self.tier, self.model, self.cascade].count(None) != 2:
+            raise ValueError("a route needs one of 'tier', 'model' and 'cascade'")
+        if self.cascade is not None and self.escalate is not None:
+            for name in ("to", "at_most"):
+                if name in self.escalate.model_fields_set:
+                    raise ValueError(f"'cascade' says which tiers are asked: drop '{name}' of 'escalate'")
+            if not self.escalate.when:
+                raise ValueError("a cascade needs a check: name one in 'when' of 'escalate'")
         return self
