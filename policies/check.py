@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from policies.load import load, load_file
+from policies import examples
+from policies.load import Policy, load, load_file
 from policies.yamlfile import InvalidFile, Problem
 
 
@@ -51,11 +52,19 @@ def check(
     try:
         if path.is_dir() or not path.exists():
             found = load(path, tiers_served, models_served)
-            return Report((), found.warnings, tuple(policy.name for policy in found.policies))
+            return _report(examples.run(found), found.policies, found.warnings)
         policy, _, warnings = load_file(path, tiers_served, models_served)
-        return Report((), tuple(warnings), (policy.name,))
+        return _report(examples.run_policy(policy), [policy], warnings)
     except InvalidFile as error:
         return Report(tuple(error.problems), (), ())
+
+
+def _report(results: list[examples.Result], policies: Sequence[Policy], warnings: Iterable[Problem]) -> Report:
+    """With the examples that fail, which are errors where the policy says so."""
+    failed = examples.problems(results, policies)
+    errors = tuple(problem for problem in failed if problem.severity == "error")
+    rest = tuple(problem for problem in failed if problem.severity != "error")
+    return Report(errors, (*warnings, *rest), tuple(policy.name for policy in policies))
 
 
 def _line(problem: Problem) -> str:

@@ -12,11 +12,14 @@ import os
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from policies.examples import load_passing, problems, run
 from policies.load import PolicySet, files_in, load
+from policies.policyset import Standings
 from policies.yamlfile import InvalidFile, Problem
 
 logger = logging.getLogger("tierline.policies")
@@ -48,6 +51,7 @@ class PolicyStore:
         tiers_served: tiers that have a model, for fallbacks and warnings.
         models_served: names of the models, to check `model:`.
         on_reload: called after every change, accepted or not, in the watching thread; for log and metric.
+        clock: the time, by which policies begin and end.
 
     Raises:
         InvalidFile: the folder does not load at the start: there is no last good version to keep.
@@ -59,13 +63,22 @@ class PolicyStore:
         tiers_served: Collection[str] | None = None,
         models_served: Collection[str] | None = None,
         on_reload: Callable[[Reload], None] | None = None,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._directory = directory
         self._tiers_served = tiers_served
         self._models_served = models_served
         self._on_reload = on_reload
+        self._clock = clock
+        self._standings: Standings | None = None
+        self._turning = threading.Lock()
         self._signature = _signature(directory)
         self._current = load(directory, tiers_served, models_served)
+        # There is no last good version to keep, and whoever upgraded the program has edited nothing: so it starts.
+        for problem in problems(run(self._current), self._current.policies):
+            logger.warning("%s", problem)
+        self._made = clock()
+        self._current = self._current.at(self._made)
         self._problems: tuple[Problem, ...] = ()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -123,7 +136,8 @@ class PolicyStore:
             return None
         self._signature = signature
         try:
-            self._current = load(self._directory, self._tiers_served, self._models_served)
+            loaded = load_passing(self._directory, self._tiers_served, self._models_served)
+            self._take(loaded)
             self._problems = ()
         except InvalidFile as error:
             self._problems = tuple(error.problems)
@@ -142,9 +156,39 @@ class PolicyStore:
                 logger.exception("a listener of policy reloads failed")
         return result
 
+    def turn(self) -> None:
+        """Have the policies of this moment in force: some may have begun or ended since the last look."""
+        now, until = self._clock(), self._current.until
+        if (until is not None and now >= until) or now < self._made:
+            before = _in_force(self._current)
+            after = _in_force(self._take())
+            for name in sorted(after - before):
+                logger.info("the time of a policy has come: %s", name)
+            for name in sorted(before - after):
+                logger.info("the time of a policy is over: %s", name)
+
+    def stand(self, standings: Standings) -> None:
+        """Have rollouts stand as they do now; until the first call they stand as the files say."""
+        if standings != self._standings:
+            self._standings = standings
+            self._take()
+
+    def _take(self, loaded: PolicySet | None = None) -> PolicySet:
+        """Have what was loaded in force, or what is in force already, as of now."""
+        with self._turning:  # the watch and whoever knows of rollouts come from different threads
+            self._made = self._clock()
+            self._current = (loaded or self._current).at(self._made, self._standings)
+            return self._current
+
     def _watch(self) -> None:
         while not self._stop.wait(_LOOK_S):
             self.reload()
+            self.turn()
+
+
+def _in_force(policies: PolicySet) -> set[str]:
+    """Each policy with its version and what is raised in it, in words."""
+    return {f"{p.name} {p.version}" + (f", raised: {p.raised}" if p.raised else "") for p in policies.policies}
 
 
 def _signature(directory: Path) -> str:

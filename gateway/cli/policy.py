@@ -9,10 +9,12 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from gateway.cli.common import ConfigOption, Exit, JsonOption, config_path, fail, print_json, settings_or_exit, short
+from gateway.cli import policy_examples
+from gateway.cli.common import ConfigOption, Exit, JsonOption, fail, print_json
+from gateway.cli.policy_folder import environment
 from tiers import TIERS
 
-app = typer.Typer(no_args_is_help=True, help="Check and explain routing policies.")
+app = typer.Typer(no_args_is_help=True, help="Check, test and explain routing policies.")
 # Keys that may stand beside a chat request in the file of `explain`, and are not part of it.
 _BESIDE = ("organisation", "team", "project", "key", "tags", "budget_used")
 
@@ -31,7 +33,7 @@ def check(
     """
     from policies.check import check as check_policies
 
-    directory, tiers_served, models = _environment(path, config)
+    directory, tiers_served, models = environment(path, config)
     if not directory.exists():
         fail(f"{directory} does not exist", Exit.USAGE)
     report = check_policies(directory, tiers_served, models)
@@ -75,7 +77,7 @@ def explain(
     body, beside = _request(file)
     if pin is not None and pin not in TIERS:
         fail(f"there is no tier '{pin}'; tiers are {', '.join(TIERS)}", Exit.USAGE)
-    directory, tiers_served, models = _environment(policies, config)
+    directory, tiers_served, models = environment(policies, config)
     try:
         found = load(directory, tiers_served, models)
     except InvalidFile as error:
@@ -109,6 +111,9 @@ def explain(
         print(explanation.as_text())
 
 
+app.command()(policy_examples.test)
+
+
 @app.command()
 def schema(
     of: Annotated[
@@ -136,14 +141,6 @@ def platform_schema() -> str:
     found = Settings.model_json_schema(mode="validation")
     found = {"$schema": "https://json-schema.org/draft/2020-12/schema", **found, "title": "Tierline platform file"}
     return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
-
-
-def _environment(path: Path | None, config: Path | None) -> tuple[Path, list[str] | None, list[str] | None]:
-    """The policy folder, and the tiers and models that are served; None where there is no configuration to ask."""
-    if path is not None and config is None and not config_path(None).exists():
-        return path, None, None
-    settings = settings_or_exit(config)
-    return path or Path(short(settings.policies_dir)), settings.tiers_served(), list(settings.models)
 
 
 def _request(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:

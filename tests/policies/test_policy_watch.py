@@ -131,7 +131,7 @@ def test_a_check_that_fails_itself_is_a_problem_and_the_watch_goes_on(
 
     version = watched.store.version
     with monkeypatch.context() as patched:
-        patched.setattr("policies.watch.load", fails)
+        patched.setattr("policies.watch.load_passing", fails)
         assert not watched.edit(EVERYBODY.replace("6000", "7000")).accepted
     (problem,) = watched.store.problems
     assert "could not be checked: KeyError: 'maybe'" in problem.message

@@ -1,0 +1,60 @@
+"""What is worth a look in a policy that is right: the warnings of `tierline policy check`. They block nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from policies.leftovers import Leftover
+from policies.policy import Policy
+from policies.reach import Unreachable, unreachable
+from policies.yamlfile import Document, Problem
+from policies.yamlread import Location
+
+
+def warnings_of(document: Document, policy: Policy, leftovers: Sequence[Leftover]) -> list[Problem]:
+    """Keys without effect, rules that never decide, tiers that nobody serves."""
+    found: list[Problem] = []
+
+    def warn(path: Location, message: str) -> None:
+        found.append(replace(document.problem(path, message), severity="warning"))
+
+    for place, message in leftovers:
+        warn(place, message)
+    # A policy that is rolled out has the scope of another one, which is not known here.
+    scope = None if policy.document.rollout else policy.document.applies_to
+    for item in unreachable(policy.rules, scope):
+        path: Location = ("routes", item.rule.index)
+        warn(path if item.by else (*path, "when"), _why_unreachable(item))
+    judges = policy.cache.judge_tier
+    served = policy.tiers_served
+    if served is None:
+        return found
+    if judges is not None and judges not in served:
+        warn(("cache", "judge_tier"), f"tier '{judges}' has no model: no answer is judged, and no promise certified.")
+    told: set[str] = set()
+    for rule in policy.rules:
+        tier = rule.route.tier
+        if tier and tier != "auto" and tier not in served and tier not in told:
+            told.add(tier)
+            warn(("routes", rule.index, "tier"), f"tier '{tier}' has no model: requests for it fall back.")
+    fallback = policy.document.fallback
+    if fallback and not any(tier in served for tier in fallback):
+        warn(("fallback",), "none of these tiers has a model: nothing falls back to them.")
+    return found
+
+
+def _why_unreachable(item: Unreachable) -> str:
+    if not item.by:
+        names = " and ".join(f"'{name}'" for name in item.variables)
+        return f"the condition is never true: {names} cannot be so." if names else "the condition is never true."
+    if len(item.by) > 1:
+        lines = ", ".join(str(rule.line) for rule in item.by)
+        return f"never reached: the rules in lines {lines} together take every request that it would match."
+    earlier = item.by[0]
+    named = f"'{earlier.name}' (line {earlier.line})"
+    if earlier.condition is None or earlier.condition.constant:
+        return f"never reached: {named} always matches."
+    if " ".join((item.rule.route.when or "").split()) == " ".join((earlier.route.when or "").split()):
+        return f"never reached: {named} has the same condition."
+    return f"never reached: {named} takes every request that it would match."
