@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from policies.cost import MAX_POLICY_STEPS, in_words
 from policies.expression import Condition, InvalidCondition, compile_condition
+from policies.schema.escalation import Escalate, in_force
 from policies.schema.routes import Route
 from policies.yamlfile import Document, Problem
 from policies.yamlread import Location
@@ -14,16 +15,20 @@ from policies.yamlread import Location
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A route, ready to be evaluated. `index` counts from 0; `line` is where it starts in the file."""
+    """A route, ready to be evaluated. `index` counts from 0; `line` is where it starts in the file. `escalate` is what
+    holds for its answers: its own, or the policy's."""
 
     index: int
     name: str
     route: Route
     condition: Condition | None
     line: int
+    escalate: Escalate | None = None
 
 
-def compile_rules(document: Document, routes: Sequence[Route]) -> tuple[list[Rule], list[Problem]]:
+def compile_rules(
+    document: Document, routes: Sequence[Route], escalate: Escalate | None = None
+) -> tuple[list[Rule], list[Problem]]:
     """The rules whose condition can be used, and the faults of the others."""
     rules: list[Rule] = []
     problems: list[Problem] = []
@@ -40,7 +45,8 @@ def compile_rules(document: Document, routes: Sequence[Route]) -> tuple[list[Rul
             message += f"at most {MAX_POLICY_STEPS:,} are allowed."
             problems.append(document.problem(("routes", index, "when"), message))
         line = document.position(("routes", index))[0]
-        rules.append(Rule(index, route.name or f"rule {index + 1}", route, condition, line))
+        checked = in_force(route.escalate, escalate, route.cascade)
+        rules.append(Rule(index, route.name or f"rule {index + 1}", route, condition, line, checked))
     return rules, problems
 
 

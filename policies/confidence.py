@@ -1,0 +1,74 @@
+"""Whether the confidence that a policy asks for can be told: of each model that may answer first, by its curve.
+
+A log-probability says little by itself: one model is right nine times in ten where another is right half the time. So
+`low_confidence` with a probability needs a curve of each such model, measured with its own answers; without one the
+policy is refused rather than go by a number that means nothing. A raw threshold is the owner's own judgement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from policies.schema.escalation import Escalate
+from policies.yamlfile import Document, Problem
+from policies.yamlread import Location
+from tiers import TIERS
+
+if TYPE_CHECKING:
+    from policies.load import Policy
+
+
+def without_curve(document: Document, policy: Policy, uncalibrated: Mapping[str, str]) -> list[Problem]:
+    """A problem for each place that asks for a probability which some model behind it has no curve for.
+
+    Args:
+        uncalibrated: the models that report log-probabilities and have no curve, with their tiers.
+    """
+    found: list[Problem] = []
+    told: set[str] = set()
+    for path, escalate, tiers, model in _places(policy):
+        if not escalate.asks_confidence or escalate.mean_logprob is not None:
+            continue
+        missing = [name for name, tier in uncalibrated.items() if name == model or (model is None and tier in tiers)]
+        where = (*path, "when") if (*path, "when") in document.keys else ("escalate", "when")
+        names = ", ".join(f"'{name}'" for name in missing)
+        if not missing or f"{where} {names}" in told:
+            continue
+        told.add(f"{where} {names}")
+        message = (
+            f"'low_confidence' needs a curve of each model that may answer first, and {names} "
+            f"{'has' if len(missing) == 1 else 'have'} none: measure it with 'tierline tiers calibrate', or give "
+            "'mean_logprob', a threshold of your own."
+        )
+        found.append(document.problem(where, message))
+    return found
+
+
+def _places(policy: Policy) -> Iterator[tuple[Location, Escalate, tuple[str, ...], str | None]]:
+    """Each place where answers are checked, with the tiers that are then not the last, or the model."""
+    served = policy.served
+    for rule in policy.rules:
+        escalate, route = rule.escalate, rule.route
+        if escalate is None:
+            continue
+        path: Location = ("routes", rule.index, "escalate")
+        if route.model is not None:
+            yield path, escalate, (), route.model
+        elif route.cascade is not None:
+            yield path, escalate, route.cascade[:-1], None
+        else:
+            yield path, escalate, served[:-1] if route.tier == "auto" else _before_last(escalate, str(route.tier)), None
+    general = policy.document.escalate
+    if general is not None and general.when:
+        yield ("escalate",), general, _before_last(general, policy.document.default), None
+
+
+def _before_last(escalate: Escalate, first: str) -> tuple[str, ...]:
+    """The tiers whose answers may lead to another step, from the first on."""
+    if escalate.to == "next":
+        at = TIERS.index(first)
+        return tuple(TIERS[at : at + escalate.at_most])
+    steps = (escalate.to,) if isinstance(escalate.to, str) else escalate.to
+    later = [tier for tier in steps if TIERS.index(tier) > TIERS.index(first)][: escalate.at_most]
+    return (first, *later[:-1])
