@@ -24,7 +24,7 @@ from sqlalchemy import (
 from sqlalchemy import UniqueConstraint as Unique
 
 # The newest migration. A database that says so needs no migration, so alembic is not even imported.
-HEAD: Final = "0009"
+HEAD: Final = "0010"
 
 metadata = MetaData(
     naming_convention={
@@ -229,6 +229,19 @@ rollout_tallies = Table(
     Column("side", Text, primary_key=True),  # old or new
     Column("writer", Text, primary_key=True),
     Column("json", Text, nullable=False),  # a `rollouts.tallies.Tally`
+)
+
+# Every policy that was ever in force, as it was written; what ledger and decisions name by its version.
+policy_versions = Table(
+    "policy_versions",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("version", Text, primary_key=True),
+    Column("file", Text, nullable=False),
+    Column("text", Text, nullable=False),
+    Column("seen_by", Text, nullable=False),
+    Column("first_seen_ms", BigInteger, nullable=False),
+    Column("last_seen_ms", BigInteger, nullable=False),
 )
 
 # Keys of the admin API, apart from those for models. A key has one secret, and those it had before it was rotated, with
