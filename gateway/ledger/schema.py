@@ -24,7 +24,7 @@ from sqlalchemy import (
 from sqlalchemy import UniqueConstraint as Unique
 
 # The newest migration. A database that says so needs no migration, so alembic is not even imported.
-HEAD: Final = "0010"
+HEAD: Final = "0011"
 
 metadata = MetaData(
     naming_convention={
