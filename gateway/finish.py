@@ -9,6 +9,7 @@ from gateway.accounting import Accounting
 from gateway.ledger.rows import Outcome
 from gateway.life import Life
 from gateway.logs import enabled, log
+from gateway.rollouts.shadow import compare
 from gateway.tracing import Finished
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ async def finish(services: Services, life: Life, accounting: Accounting) -> None
     if life.exchange.gone and not life.status:
         life.status = CLIENT_CLOSED_REQUEST
     await accounting.settle(outcome, error)
+    services.rollouts.finished(life, outcome)
     metrics = services.metrics
     metrics.requests.labels(life.dialect.route, outcome, str(life.status)).inc()
     metrics.request_rate.add(1)
@@ -38,6 +40,8 @@ async def finish(services: Services, life: Life, accounting: Accounting) -> None
     if life.span is not None:
         services.tracing.finish(life.span, _finished(life, error))
     _log(life, outcome, error)
+    if life.shadow is not None:
+        await compare(services, life, accounting)
 
 
 def outcome_of(life: Life) -> tuple[Outcome, str | None]:

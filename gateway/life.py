@@ -34,6 +34,26 @@ if TYPE_CHECKING:
     from tiers.session import Outcome
 
 
+class Climb(msgspec.Struct):
+    """The tiers whose answers a request got, in order, and why answers of theirs failed: as many reasons as tiers where
+    the one that was given failed as well."""
+
+    tiers: list[str] = []
+    reasons: list[str] = []
+
+    def __str__(self) -> str:
+        return f"{'>'.join(self.tiers)};{','.join(self.reasons)}"
+
+    def reached(self, tier: str) -> bool:
+        """Whether a failed check is why this tier was asked."""
+        return tier in self.tiers[1:]
+
+    @property
+    def passed(self) -> bool:
+        """Whether the last answer passed, and so was given."""
+        return len(self.reasons) < len(self.tiers)
+
+
 class Life(msgspec.Struct, eq=False):
     """One request. `served` is the ledger row of the answer that the client got, once there is one."""
 
@@ -62,6 +82,7 @@ class Life(msgspec.Struct, eq=False):
     policy: Policy | None = None
     facts: Facts | None = None
     decision: Decision | None = None
+    shadow: Policy | None = None  # that decides in silence as well, once the answer is given
     candidates: list[Candidate] = []
     fallback: str | None = None  # why another tier than the decided one serves
     session: Turn | None = None  # of a conversation that the policy keeps where it is
@@ -85,6 +106,7 @@ class Life(msgspec.Struct, eq=False):
     # dispatch and answer
     writer: Writer | None = None
     attempt: Attempt | None = None
+    climb: Climb | None = None  # of a request whose answer failed a check
     meter: Meter = msgspec.field(default_factory=Meter)
     served: LedgerRow | None = None
     status: int = 0
@@ -146,7 +168,10 @@ class Life(msgspec.Struct, eq=False):
                     pairs.append(("x-tierline-p", f"{p:.2f}"))
                 if decision.requested_tier and decision.requested_tier != served[0]:
                     pairs.append(("x-tierline-requested-tier", decision.requested_tier))
-                    pairs.append(("x-tierline-fallback", self.fallback or "backend_failed"))
+                    if self.fallback or self.climb is None or not self.climb.reached(served[0]):
+                        pairs.append(("x-tierline-fallback", self.fallback or "backend_failed"))
+                if self.climb is not None:
+                    pairs.append(("x-tierline-escalated", str(self.climb)))
             if self.session is not None:
                 pairs.append(("x-tierline-session", self.said_of_session(self.session)))
         if self.standing is not None:
@@ -176,4 +201,6 @@ class Life(msgspec.Struct, eq=False):
             said |= {"model": self.served.model, "tier": self.served.tier}
             if self.served.saved_nanousd:
                 said["saved_usd"] = self.served.saved_nanousd / 1e9
+        if self.climb is not None:
+            said["escalated"] = str(self.climb)
         return said

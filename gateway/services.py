@@ -29,7 +29,9 @@ from gateway.access.keystore import KeyStore, open_secret
 from gateway.access.queue import AdmissionQueue
 from gateway.admin.service import AdminService
 from gateway.backend_metrics import BackendCollector
+from gateway.batches.working import Batches
 from gateway.bodies import Bodies
+from gateway.files.store import FileStore
 from gateway.flights.messages import Landing
 from gateway.guarding.checking import Checks
 from gateway.idempotency.step import Idempotency, open_idempotency
@@ -45,7 +47,9 @@ from gateway.measuring import Measuring
 from gateway.model_defaults import model_defaults
 from gateway.outcomes.service import Outcomes
 from gateway.policy_news import IN_FORCE, REFUSED
+from gateway.policy_record import PolicyRecord
 from gateway.responses.store import ResponseStore
+from gateway.rollouts.keeper import RolloutKeeper
 from gateway.routing.record import Descriptions
 from gateway.sessions.holding import Sessions, open_sessions
 from gateway.settings import Settings
@@ -88,6 +92,8 @@ class Services:
     journal: Journal
     writer: LedgerWriter
     policies: PolicyStore
+    policy_record: PolicyRecord | None = None  # none yet while the policies are loaded
+    rollouts: RolloutKeeper
     classifier: TaskClassifier
     outcomes: Outcomes
     prices: PriceBook
@@ -97,6 +103,8 @@ class Services:
     flight: SingleFlight[Landing]
     shared_flights: SharedFlights | None
     responses: ResponseStore
+    files: FileStore
+    batches: Batches
     admin: AdminService | None
     pools: dict[str, Pool]
     dispatcher: Dispatcher
@@ -175,6 +183,12 @@ class Services:
         self.keys = KeyStore(self.database, secret, settings.default_limits)
         await self.keys.start()
         stack.push_async_callback(self.keys.stop)
+        self.policy_record = PolicyRecord(self.database, self.policies, self.worker)
+        self.policy_record.start()
+        stack.push_async_callback(self.policy_record.stop)
+        self.rollouts = RolloutKeeper(self.database, self.policies, self.metrics)
+        await self.rollouts.start()
+        stack.push_async_callback(self.rollouts.stop)
         self.idempotency = await open_idempotency(settings, secret, self.metrics)
         stack.push_async_callback(self.idempotency.close)
         self.sessions = await open_sessions(settings, secret)
@@ -195,6 +209,10 @@ class Services:
         self.responses = ResponseStore(self.database, settings.responses)
         self.responses.start()
         stack.push_async_callback(self.responses.stop)
+        kept = settings.batches
+        self.files = FileStore(self.database, keep_days=kept.keep_days, max_project_bytes=kept.max_project_bytes)
+        self.files.start()
+        stack.push_async_callback(self.files.stop)
         self.http = HttpClient()
         stack.push_async_callback(self.http.aclose)
         self.admin = AdminService(settings, secret) if settings.admin_enabled() else None
@@ -208,6 +226,9 @@ class Services:
         self.judges = Judges(self)
         self.checks = Checks(self)
         stack.push_async_callback(self.judges.close)
+        self.batches = Batches(self)
+        self.batches.start()
+        stack.push_async_callback(self.batches.close)
         observer = asyncio.create_task(self._observe(), name="observe")
         stack.callback(observer.cancel)
         if self.cache is not None:
@@ -297,6 +318,8 @@ class Services:
         for problem in reload.problems:
             policy_logger.error("%s%s", REFUSED, problem)
         if reload.accepted:
+            if self.policy_record is not None:
+                self.policy_record.saw(reload.policies)
             policy_logger.info("%s%s", IN_FORCE, reload.policies.version)
 
     async def _observe(self) -> None:

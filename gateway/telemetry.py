@@ -125,6 +125,24 @@ class Metrics:
             ["outcome"],
             registry,
         )
+        self.batches = Gauge(
+            "tierline_batches", "Batches that have not ended, of all processes, by status.", ["status"], registry=registry
+        )
+        self.batch_oldest = Gauge(
+            "tierline_batch_oldest_seconds", "Age of the oldest batch that has not ended.", registry=registry
+        )
+        self.batch_lines_running = Gauge(
+            "tierline_batch_lines_running", "Lines of batches that this process is asking.", registry=registry
+        )
+        self.batch_lines_left = Gauge(
+            "tierline_batch_lines_left", "Lines without a result, of batches that this process has.", registry=registry
+        )
+        self.batch_lines = Counts(
+            "tierline_batch_lines_total",
+            "Lines of batches by what came of them: completed, failed, asked_again (a server failed, or was away).",
+            ["outcome"],
+            registry,
+        )
         self.idempotent = Counts(
             "tierline_idempotent_requests_total",
             "Requests with an idempotency key: first, local (first, Redis away), joined, replayed, reused, too_large.",
@@ -206,6 +224,27 @@ class Metrics:
             "tierline_policy_problems", "Faults in the policy folder; the last good set is in force.", registry=registry
         )
         self.policy_reloads = Counts("tierline_policy_reloads_total", "Policy reloads.", ["result"], registry)
+        self.rollout_percent = Gauge(
+            "tierline_rollout_percent", "Share of the traffic that a tried policy has.", ["policy"], registry=registry
+        )
+        self.rolled_back = Gauge(
+            "tierline_rollout_rolled_back",
+            "1 where a tried policy was taken back because a guard was breached.",
+            ["policy"],
+            registry=registry,
+        )
+        self.shadow_decisions = Counts(
+            "tierline_shadow_decisions_total",
+            "Requests that a shadow decided as well, by the tier of both; same: tier, model and cache alike.",
+            ["policy", "tier", "shadow_tier", "same"],
+            registry,
+        )
+        self.shadow_cost = Counts(
+            "tierline_shadow_cost_usd_total",
+            "What these requests would cost by the decision of each side (old, new), for the tokens that were used.",
+            ["policy", "side"],
+            registry,
+        )
         self.cache_connected = Gauge(
             "tierline_cache_connected", "1 while the cache process answers.", registry=registry
         )

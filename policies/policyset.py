@@ -71,7 +71,7 @@ class PolicySet:
     Attributes:
         policies: in force, rollouts included.
         written: all of the folder, also those whose time is not now.
-        until: when something of this ends by itself; None: never.
+        made, until: the moment it is of, and when something of it ends by itself; None: never.
         canaries, shadows: rollouts, by the name of the policy that they stand in for.
     """
 
@@ -79,6 +79,7 @@ class PolicySet:
     version: str
     warnings: tuple[Problem, ...] = ()
     written: tuple[Policy, ...] = ()
+    made: datetime = _BEGINNING
     until: datetime | None = None
     canaries: Mapping[str, Trial] = field(default_factory=dict)
     shadows: Mapping[str, Trial] = field(default_factory=dict)
@@ -154,7 +155,9 @@ class PolicySet:
             rollout = policy.document.rollout
             if rollout is None or rollout.instead_of not in plain:
                 continue
-            raised = _raised(policy, now)
+            scope = plain[rollout.instead_of].document.applies_to
+            scoped = replace(policy, document=policy.document.model_copy(update={"applies_to": scope}))
+            raised = _raised(scoped, now)
             if rollout.mode == "shadow":
                 shadows[rollout.instead_of] = Trial(raised, rollout.share())
             else:
@@ -167,6 +170,7 @@ class PolicySet:
         return replace(
             self,
             policies=(*(_raised(policy, now) for policy in kept), *rolled_out),
+            made=now,
             until=min((moment for moment in _moments(self.written) if moment > now), default=None),
             canaries=canaries,
             shadows=shadows,

@@ -77,8 +77,7 @@ class PolicyStore:
         # There is no last good version to keep, and whoever upgraded the program has edited nothing: so it starts.
         for problem in problems(run(self._current), self._current.policies):
             logger.warning("%s", problem)
-        self._made = clock()
-        self._current = self._current.at(self._made)
+        self._current = self._current.at(clock())
         self._problems: tuple[Problem, ...] = ()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -159,7 +158,7 @@ class PolicyStore:
     def turn(self) -> None:
         """Have the policies of this moment in force: some may have begun or ended since the last look."""
         now, until = self._clock(), self._current.until
-        if (until is not None and now >= until) or now < self._made:
+        if (until is not None and now >= until) or now < self._current.made:
             before = _in_force(self._current)
             after = _in_force(self._take())
             for name in sorted(after - before):
@@ -176,8 +175,7 @@ class PolicyStore:
     def _take(self, loaded: PolicySet | None = None) -> PolicySet:
         """Have what was loaded in force, or what is in force already, as of now."""
         with self._turning:  # the watch and whoever knows of rollouts come from different threads
-            self._made = self._clock()
-            self._current = (loaded or self._current).at(self._made, self._standings)
+            self._current = (loaded or self._current).at(self._clock(), self._standings)
             return self._current
 
     def _watch(self) -> None:

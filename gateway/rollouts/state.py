@@ -139,8 +139,8 @@ async def resume(database: Database, row: Row, actor: Actor | None = None) -> No
     """Let a rollout that was rolled back begin again, at its first step."""
     now = now_ms()
     values = {
-        "rolled_back_ms": None, "reason": "", "verdicts": "[]", "step": 0, "step_ms": now, "comparison": row.comparison + 1,
-        "comparison_ms": now,
+        "rolled_back_ms": None, "reason": "", "verdicts": "[]", "step": 0, "step_ms": now,
+        "comparison": row.comparison + 1, "comparison_ms": now,
     }  # fmt: skip
     async with database.write() as connection:
         await connection.execute(update(rollouts).where(*_is(row.key)).values(**values))

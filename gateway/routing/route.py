@@ -76,7 +76,10 @@ async def route(services: Services, life: Life) -> None:
         key=principal.key_id,
         model=name,
     )
-    policy = services.policies.current.resolve(subject)
+    policies = services.policies.current
+    policy = policies.resolve(subject, life.request_id)
+    if policies.shadows and kind == "chat" and not life.internal:
+        life.shadow = policies.shadow(policy, subject, life.request_id)
     used = await services.limiter.budget_used((*principal.scopes, budget_scope(policy, enforced=False)))
     context = Context(
         organisation=subject.organisation,
