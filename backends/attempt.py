@@ -13,6 +13,7 @@ import msgspec
 
 from backends.connection import FailureKind, HttpFailure
 from backends.errors import recognised
+from backends.placement.asked import Placement
 from backends.protocol import ChatChunk, ChatCompletion, OutputLimitField, Usage
 
 Outcome = Literal["running", "success", "error", "timeout", "cancelled", "cut", "refused"]
@@ -64,7 +65,8 @@ class Call(msgspec.Struct, frozen=True):
     same fields for every candidate, or a function that names them for each. `headers` go to the backend as they are.
     `deadline` is in monotonic seconds and ends the whole call, answers under way included. `native` is the client's
     own request where it was written in another dialect. `owner` is whose turn it uses up where requests wait for a
-    backend. `continues`: the last message is the beginning of the answer, to be continued and not repeated.
+    backend. `continues`: the last message is the beginning of the answer, to be continued and not repeated. `placement`
+    is what a replica is chosen by, where a backend among the candidates has several.
     """
 
     payload: dict[str, Any]
@@ -77,6 +79,7 @@ class Call(msgspec.Struct, frozen=True):
     extra: Mapping[str, Any] | Callable[[Candidate], Mapping[str, Any]] = {}
     owner: str = ""
     continues: bool = False
+    placement: Placement | None = None
 
     def extra_for(self, candidate: Candidate) -> Mapping[str, Any]:
         """The fields of `extra` for this candidate."""
@@ -108,6 +111,7 @@ class Attempt(msgspec.Struct, eq=False):
     outcome: Outcome = "running"
     status_code: int | None = None
     error: str | None = None  # never holds text that the upstream made from a prompt
+    placed: str = ""  # why this replica, where there was a choice: a word, and tokens it was believed to hold
 
 
 class AttemptObserver(Protocol):

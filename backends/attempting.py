@@ -29,7 +29,9 @@ from backends.attempt import (
 from backends.connection import Exchange, FailureKind, HttpFailure
 from backends.dialect import Dialect, MalformedAnswer
 from backends.http import retry_after_s
-from backends.pool import Pool, Replica
+from backends.pool import Pool
+from backends.protocol import PROMPT_PAGE_HEADER
+from backends.replica import Replica
 from backends.stream import EventStream, Take
 
 TOTAL: FailureKind = "total_timeout"
@@ -108,14 +110,16 @@ async def attempt_at(
         request = pool.dialect.post(replica.endpoint, call, candidate)
         number = len(attempts) + 1
         attempt = Attempt(str(uuid_utils.uuid7()), number, candidate, replica.base_url, time.time(), time.monotonic())
+        if call.placement is not None and replica in call.placement.loads:
+            attempt.placed = call.placement.said()
         observer.attempt_started(attempt)
     except BaseException:
-        pool.release(replica)
+        pool.release(replica, call.placement)
         raise
     attempts.append(attempt)
 
     def ended(outcome: Outcome, error: str | None) -> None:
-        pool.release(replica)
+        pool.release(replica, call.placement)
         _end(attempt, outcome, error)
         observer.attempt_ended(attempt)
 
@@ -170,6 +174,8 @@ async def _answer(
             await _raise_error(pool.dialect, exchange, attempt)
         if exchange.headers.get("content-encoding", "identity") != "identity":
             raise AttemptFailed("protocol", "the answer is compressed although that was not asked for")
+        if call.placement is not None and pool.placer is not None:
+            pool.placer.answered(replica, call.placement, exchange.headers.get(PROMPT_PAGE_HEADER, ""))
         if call.stream:
             return await _stream(call, pool, replica, attempt, exchange)
         body = await exchange.read_all(MAX_ANSWER_BYTES)
@@ -184,7 +190,7 @@ async def _answer(
         exchange.close()
         raise
     pool.succeeded(replica)
-    pool.release(replica)
+    pool.release(replica, call.placement)
     _end(attempt, "success", None)
     return Dispatched(attempt, exchange.status, exchange.headers, whole=whole)
 
@@ -205,7 +211,7 @@ async def _stream(call: Call, pool: Pool, replica: Replica, attempt: Attempt, ex
             pool.gives_reasons = pool.gives_reasons or stream.finished
         elif failure is not None:
             pool.failed(replica, failure, time.monotonic() - attempt.started)
-        pool.release(replica)
+        pool.release(replica, call.placement)
         _end(attempt, outcome, f"{failure.kind}: {failure}" if failure else None)
 
     stream = EventStream(
@@ -219,7 +225,7 @@ async def _stream(call: Call, pool: Pool, replica: Replica, attempt: Attempt, ex
     )
     await stream.commit()
     attempt.first_content_s = time.monotonic() - attempt.started
-    pool.observe(replica, attempt.first_content_s)
+    pool.observe(replica, attempt.first_content_s, call.placement)
     return Dispatched(attempt, exchange.status, exchange.headers, stream=stream)
 
 

@@ -28,7 +28,8 @@ from backends.attempting import Dispatched, attempt_at
 from backends.dialect import CannotTranslate
 from backends.errors import CONTENT_POLICY, CONTEXT_LENGTH
 from backends.hedge import LOST, race
-from backends.pool import Pool, Replica
+from backends.pool import Pool
+from backends.replica import Replica
 
 BACK_OFF_S = 0.1  # before a second try on the same replica; doubles, jittered
 BACK_OFF_MAX_S = 2.0
@@ -180,7 +181,7 @@ class Chain:
                 pool.retries.earn()
             elif not await self._may_retry(pool, candidate, tried, rest):
                 return None
-            replica = pool.acquire(tried) or await self._queue(pool, call.owner, rest)
+            replica = pool.acquire(tried, call.placement) or await self._queue(pool, call, rest)
             if replica is None:
                 return None
             tried.append(replica)
@@ -209,10 +210,10 @@ class Chain:
         await asyncio.sleep(pause_s)
         return True
 
-    async def _queue(self, pool: Pool, owner: str, rest: Sequence[Candidate]) -> Replica | None:
+    async def _queue(self, pool: Pool, call: Call, rest: Sequence[Candidate]) -> Replica | None:
         """Wait for a replica of a busy backend; None if another candidate is the better idea, or none came free."""
         try:
-            return await pool.wait(owner, self._patience_s(pool, rest))
+            return await pool.wait(call.owner, self._patience_s(pool, rest), call.placement)
         except AttemptFailed as failure:
             self.failed(failure)
             self._waited = self._waited or failure.kind == "overloaded"
@@ -247,7 +248,7 @@ class Chain:
             return await self._attempt(call, candidate, pool, replica)
 
         async def second() -> Dispatched:
-            other = self._beside(pool, replica)
+            other = self._beside(pool, replica, call)
             if other is None:
                 raise AttemptFailed("overloaded", "there is no replica to ask beside the slow one")
             self._tried[candidate.backend].append(other)
@@ -257,7 +258,7 @@ class Chain:
             return await race(first(), delay_s, second, self._lost)
         finally:
             if not begun:  # cancelled before its first step, so nobody else gives the replica back
-                pool.release(replica)
+                pool.release(replica, call.placement)
 
     def _attempt(
         self, call: Call, candidate: Candidate, pool: Pool, replica: Replica
@@ -266,14 +267,14 @@ class Chain:
             replica, pool, candidate, call, attempts=self.attempts, observer=self.observer, ends=self._ends
         )
 
-    def _beside(self, pool: Pool, slow: Replica) -> Replica | None:
+    def _beside(self, pool: Pool, slow: Replica, call: Call) -> Replica | None:
         """A replica for a hedge: another one, or the same where the backend has one address for all of its servers."""
         assert pool.hedging is not None
         if len(self.attempts) >= self._limits.max_attempts or not (len(pool.replicas) == 1 or pool.fresh([slow])):
             return None
-        other = pool.acquire([slow])
+        other = pool.acquire([slow], call.placement)
         if other is not None and not pool.hedging.share.spend():
-            pool.release(other)
+            pool.release(other, call.placement)
             return None
         return other
 

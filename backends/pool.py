@@ -14,14 +14,19 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 
 from backends.attempt import AttemptFailed
-from backends.balance import Latency, choose
-from backends.breaker import Breaker, State
+from backends.balance import choose
 from backends.dialect import Dialect
 from backends.endpoint import Endpoint
 from backends.hedge import Hedging
 from backends.http import HttpClient
 from backends.openai import OPENAI
+from backends.placement.asked import Placement
+from backends.placement.feed import Feeds
+from backends.placement.index import PrefixIndex
+from backends.placement.place import Place, Preferences
+from backends.placement.placer import FLOOR_TOKENS, Placer
 from backends.probe import alive
+from backends.replica import Replica, ReplicaState
 from backends.share import Share
 from backends.waiting import Displaced, FairQueue
 
@@ -43,45 +48,6 @@ class Timeouts:
     total_s: float = 600.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ReplicaState:
-    """A replica as health pages and metrics show it. `back_in_s` is 0 unless it is cooling or limited."""
-
-    base_url: str
-    state: State
-    outstanding: int
-    failures: int  # in a row
-    requests_total: int
-    failures_total: int
-    back_in_s: float
-    last_error: str | None
-
-
-class Replica:
-    """One address of a backend. Changed by its pool only."""
-
-    __slots__ = (
-        "base_url",
-        "breaker",
-        "endpoint",
-        "failures_total",
-        "last_error",
-        "latency",
-        "outstanding",
-        "requests_total",
-    )
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self.endpoint = endpoint
-        self.base_url = endpoint.base_url
-        self.breaker = Breaker()
-        self.latency = Latency()
-        self.outstanding = 0
-        self.requests_total = 0
-        self.failures_total = 0
-        self.last_error: str | None = None
-
-
 class Pool:
     """A backend: its replicas, its deadlines, how often to try and how many may wait.
 
@@ -98,6 +64,10 @@ class Pool:
         retry_share: retries are at most this share of requests; 0 forbids them.
         hedging: when to send a second request beside a slow one; None: never.
         client: the HTTP client, shared by all pools.
+        places: what is said of each replica, in the order of `base_urls`; none: all are alike.
+        preferences: which replicas come first for which requests.
+        prefixes: who holds what; None: it does not count.
+        listens: its replicas tell what they hold.
 
     Raises:
         ValueError: no base URL, one that is not a URL, or a header that must not be set.
@@ -119,6 +89,10 @@ class Pool:
         retry_share: float = 0.2,
         hedging: Hedging | None = None,
         dialect: Dialect = OPENAI,
+        places: Sequence[Place] = (),
+        preferences: Preferences | None = None,
+        prefixes: PrefixIndex | None = None,
+        listens: bool = False,
     ) -> None:
         if not base_urls:
             raise ValueError(f"the backend {name!r} has no base URL")
@@ -137,8 +111,17 @@ class Pool:
         self.gives_reasons = False  # its servers have been seen to say why an answer ends
         self.repeats_reasons = False  # or to say it with every piece
         every = {**dialect.headers(api_key), **{name.lower(): value for name, value in (headers or {}).items()}}
-        self.replicas = [Replica(Endpoint(url.rstrip("/"), every)) for url in base_urls]
+        endpoints = [Endpoint(url.rstrip("/"), every) for url in base_urls]
+        self.replicas = [
+            Replica(endpoint, places[number]) if places else Replica(endpoint)
+            for number, endpoint in enumerate(endpoints)
+        ]
+        # Where there is one replica only, there is nothing to choose, and no request says what it is to be chosen by.
+        several = len(self.replicas) > 1
+        self.placer = Placer(self.replicas, max_outstanding, preferences, prefixes) if several else None
+        self.feeds = Feeds(self.replicas, prefixes, client) if several and prefixes is not None and listens else None
         self._queue: FairQueue[Replica] = FairQueue(max_queued)
+        self._asked: dict[asyncio.Future[Replica], Placement] = {}  # of those who wait, where it makes a difference
         self._wake: asyncio.TimerHandle | None = None  # at the end of a rest, while somebody waits for it
         self._probes: dict[Replica, asyncio.Task[None]] = {}
 
@@ -151,12 +134,12 @@ class Pool:
         """How good a place this is for a request now: 0 goes at once, 1 would wait, 2 has no replica in rotation."""
         if not self._queue.size:
             for replica in self.replicas:
-                if replica.breaker.well and replica.outstanding < self.max_outstanding:
+                if replica.breaker.well and replica.outstanding < self.max_outstanding and not replica.closed:
                     return 0
         now = time.monotonic()
         if not self._queue.size and self._ready(now):
             return 0
-        return 1 if any(r.breaker.state(now) == "healthy" for r in self.replicas) else 2
+        return 1 if any(r.breaker.state(now) == "healthy" and not r.closed for r in self.replicas) else 2
 
     def fresh(self, tried: Collection[Replica]) -> bool:
         """Whether a request could go at once to a replica that is not among `tried`."""
@@ -165,25 +148,30 @@ class Pool:
     def rest_s(self) -> float | None:
         """Seconds until the first Retry-After is over, if it keeps all replicas that are not out of rotation anyway."""
         now = time.monotonic()
-        if any(replica.breaker.state(now) in ("healthy", "trial") for replica in self.replicas):
+        if any(r.breaker.state(now) in ("healthy", "trial") and not r.closed for r in self.replicas):
             return None
         return self._first_rest_s(now)
 
-    def acquire(self, tried: Collection[Replica] = ()) -> Replica | None:
+    def acquire(self, tried: Collection[Replica] = (), placement: Placement | None = None) -> Replica | None:
         """Take a replica, one not yet `tried` if possible; None if all are busy or others are waiting already.
 
-        Whoever takes one gives it back by `release`.
+        Whoever takes one gives it back by `release`, with the same `placement`.
         """
         if self._queue.size:
             return None
         replica = self.replicas[0]
-        if len(self.replicas) == 1 and replica.breaker.well and replica.outstanding < self.max_outstanding:
+        if (
+            len(self.replicas) == 1
+            and replica.breaker.well
+            and replica.outstanding < self.max_outstanding
+            and not replica.closed
+        ):
             replica.outstanding += 1
             replica.requests_total += 1
             return replica
-        return self._take(tried)
+        return self._take(tried, placement)
 
-    async def wait(self, owner: str, patience_s: float) -> Replica:
+    async def wait(self, owner: str, patience_s: float, placement: Placement | None = None) -> Replica:
         """Queue for a replica that is free; to be given back by `release`.
 
         Raises:
@@ -194,12 +182,16 @@ class Pool:
         if rest_s is not None and rest_s > patience_s:
             limited = any(replica.breaker.rate_limited for replica in self.replicas)
             message = f"'{self.name}' asked to be left alone"
+            if all(replica.closed for replica in self.replicas):
+                message = f"every replica of '{self.name}' is outside its hours"
             raise AttemptFailed("rate_limited" if limited else "resting", message, retry_after=rest_s)
         busy = f"every replica of '{self.name}' is busy"
         place = self._queue.join(owner) if patience_s > 0 else None
         if place is None:
             more = f" and {self.queued} requests wait" if self.queued else ""
             raise AttemptFailed("overloaded", busy + more, retry_after=1.0)
+        if placement is not None:
+            self._asked[place] = placement
         self._serve()
         try:
             async with asyncio.timeout(patience_s):
@@ -214,16 +206,23 @@ class Pool:
         except BaseException:
             self._left(owner, place)
             raise
+        finally:
+            self._asked.pop(place, None)
 
-    def release(self, replica: Replica) -> None:
+    def release(self, replica: Replica, placement: Placement | None = None) -> None:
         """The request on this replica is over. Say how it ended by `succeeded` or `failed` first, if that is known."""
         replica.outstanding -= 1
+        if placement is not None:
+            placement.end(replica)
         if self._queue.size:
             self._serve()
 
-    def observe(self, replica: Replica, first_content_s: float) -> None:
+    def observe(self, replica: Replica, first_content_s: float, placement: Placement | None = None) -> None:
         """A stream's first content came after so long."""
-        replica.latency.observe(first_content_s, time.monotonic())
+        now = time.monotonic()
+        replica.latency.observe(first_content_s, now)
+        if placement is not None and self.placer is not None:
+            self.placer.began(replica, placement, first_content_s, now)
         if self.hedging is not None:
             self.hedging.observe(first_content_s)
 
@@ -245,8 +244,13 @@ class Pool:
         if failure.kind != "rate_limited":
             slow_s = 2 * max(elapsed_s, replica.latency.value(now))
             replica.latency.observe(min(slow_s, self.timeouts.first_token_s), now)
+            if self.placer is not None:
+                replica.pace.observe(2 * max(elapsed_s / FLOOR_TOKENS, replica.pace.value(now)), now)
         if replica.breaker.failed(failure, now):
             replica.latency.forget()
+            replica.pace.forget()
+            if self.placer is not None and not failure.reached:
+                self.placer.forget(replica)
             if replica not in self._probes:
                 self._probes[replica] = asyncio.get_running_loop().create_task(self._watch(replica))
 
@@ -257,19 +261,7 @@ class Pool:
     def snapshot(self) -> list[ReplicaState]:
         """The state of every replica."""
         now = time.monotonic()
-        return [
-            ReplicaState(
-                base_url=replica.base_url,
-                state=replica.breaker.state(now),
-                outstanding=replica.outstanding,
-                failures=replica.breaker.failures,
-                requests_total=replica.requests_total,
-                failures_total=replica.failures_total,
-                back_in_s=max(0.0, max(replica.breaker.cooled_until, replica.breaker.limited_until) - now),
-                last_error=replica.last_error,
-            )
-            for replica in self.replicas
-        ]
+        return [replica.seen(now) for replica in self.replicas]
 
     def back_in_s(self) -> float | None:
         """Seconds until a replica that is out of rotation comes back, if all of them are."""
@@ -280,6 +272,8 @@ class Pool:
         """Stop probing and close idle connections; running requests go on."""
         if self._wake is not None:
             self._wake.cancel()
+        if self.feeds is not None:
+            await self.feeds.aclose()
         probes = list(self._probes.values())
         for probe in probes:
             probe.cancel()
@@ -291,26 +285,34 @@ class Pool:
         """Replicas that may take a request: healthy with room, or half-open with nothing on them."""
         ready = []
         for replica in self.replicas:
-            state = replica.breaker.state(now)
+            state = "cooling" if replica.closed else replica.breaker.state(now)
             most = self.max_outstanding if state == "healthy" else 1 if state == "trial" else 0
             if replica.outstanding < most:
                 ready.append(replica)
         return ready
 
-    def _take(self, tried: Collection[Replica]) -> Replica | None:
+    def _take(self, tried: Collection[Replica], placement: Placement | None = None) -> Replica | None:
         now = time.monotonic()
         ready = self._ready(now)
         if tried and len(ready) > 1:
             ready = [replica for replica in ready if replica not in tried] or ready
-        replica = choose(ready, now) if ready else self._last_resort(now)
+        placer = self.placer if placement is not None else None
+        if not ready:
+            replica = self._last_resort(now)
+        elif placer is not None and placement is not None:
+            replica = placer.choose(ready, placement, now)
+        else:
+            replica = choose(ready, now)
         if replica is not None:
+            if placer is not None and placement is not None:
+                placer.begin(replica, placement, now)
             replica.outstanding += 1
             replica.requests_total += 1
         return replica
 
     def _last_resort(self, now: float) -> Replica | None:
         """Nothing is ready. If nothing is in rotation either, a cooling replica may prove itself before its time."""
-        states = [(replica.breaker.state(now), replica) for replica in self.replicas]
+        states = [(replica.breaker.state(now), replica) for replica in self.replicas if not replica.closed]
         if any(state != "cooling" for state, _ in states):
             return None  # it will be free, or rested, soon
         idle = [replica for _, replica in states if not replica.outstanding]
@@ -319,20 +321,28 @@ class Pool:
     def _first_rest_s(self, now: float) -> float | None:
         """Seconds until the first replica that rests is back; None if none rests."""
         rests = [r.breaker.limited_until - now for r in self.replicas if r.breaker.state(now) == "limited"]
+        rests += [replica.opens_in_s() for replica in self.replicas if replica.closed]
         return min(rests, default=None)
 
     def _serve(self) -> None:
         """Hand free replicas to those who wait; look again when the next rest is over, for which there is no event."""
-        while self._queue.size and (replica := self._take(())) is not None:
-            place = self._queue.pop()
-            if place is None:  # all of them had just left
-                replica.outstanding -= 1
-                return
-            place.set_result(replica)
+        while self._serve_one():
+            pass
         if self._queue.size and self._wake is None:
             rest_s = self._first_rest_s(time.monotonic())
             if rest_s is not None:
                 self._wake = asyncio.get_running_loop().call_later(rest_s + 0.001, self._rested)
+
+    def _serve_one(self) -> bool:
+        for owner, place in self._queue.heads():
+            replica = self._take((), self._asked.get(place))
+            if replica is not None:
+                self._queue.grant(owner)
+                place.set_result(replica)
+                return True
+            if self.placer is None or not self.placer.order.limited:
+                return False  # nothing is free for this one, nor for anybody
+        return False
 
     def _rested(self) -> None:
         self._wake = None
@@ -342,7 +352,7 @@ class Pool:
         """Somebody stopped waiting; a replica that was handed over at the same moment goes on to the next."""
         self._queue.leave(owner, place)
         if place.done() and not place.cancelled() and place.exception() is None:
-            self.release(place.result())
+            self.release(place.result(), self._asked.get(place))
 
     async def _watch(self, replica: Replica) -> None:
         """Probe a cooling replica: bring it back early if it is up and was not, keep it out while it is down."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -58,6 +58,21 @@ class FairQueue(Generic[T]):
             return None
         self.pass_on(turn[0])
         return turn[1]
+
+    def heads(self) -> Iterator[tuple[str, asyncio.Future[T]]]:
+        """The first place of every owner, in the order of their turns. After `grant`, to be asked for anew."""
+        for owner, lane in self._lanes.items():
+            while lane and lane[0].done():  # one that was cancelled and has not left yet
+                lane.popleft()
+                self.size -= 1
+            if lane:
+                yield owner, lane[0]
+
+    def grant(self, owner: str) -> None:
+        """The owner's first place gets what it waits for, which ends this turn."""
+        self._lanes[owner].popleft()
+        self.size -= 1
+        self.pass_on(owner)
 
     def take(self, skip: Container[str] = ()) -> tuple[str, asyncio.Future[T]] | None:
         """As `pop`, but for owners to `skip`, and with its owner; `pass_on` or `put_back` says what came of it."""

@@ -19,12 +19,13 @@ from policies.yamlfile import Problem
 
 
 class Price(msgspec.Struct, frozen=True):
-    """Dollars per million tokens, of the platform file."""
+    """Dollars per million tokens, of the platform file. `batch_factor`: of it, what lines of a batch pay."""
 
     version: str
     input_usd_per_million: str
     output_usd_per_million: str
     cached_input_usd_per_million: str | None
+    batch_factor: str | None
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +53,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     failures_total: int
     back_in_s: float
     last_error: str | None
+    work_tokens: int
 
 
 class Backend(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,6 +212,7 @@ def _model(name: str, model: ModelSettings) -> Model:
             str(price.input_usd_per_million),
             str(price.output_usd_per_million),
             None if price.cached_input_usd_per_million is None else str(price.cached_input_usd_per_million),
+            None if price.batch_factor is None else str(price.batch_factor),
         ),
     )
 

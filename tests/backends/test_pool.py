@@ -12,7 +12,8 @@ import pytest
 from backends.attempt import AttemptFailed
 from backends.breaker import FAILURES_TO_OPEN, State
 from backends.dispatch import NoBackend, StreamCut
-from backends.pool import Pool, Replica
+from backends.pool import Pool
+from backends.replica import Replica
 
 URLS = ["http://127.0.0.1:1/v1", "http://127.0.0.1:2/v1", "http://127.0.0.1:3/v1"]
 
