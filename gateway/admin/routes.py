@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.admin import answer_cache, audit_log, gateway_state, keys, openapi, owners, spending, standing
+from gateway.admin import (
+    answer_cache,
+    audit_log,
+    gateway_state,
+    keys,
+    openapi,
+    owners,
+    policy_versions,
+    spending,
+    standing,
+)
 from gateway.admin.call import AdminRoute, Call
 from gateway.dialects.errors import MethodNotAllowed, NotFound
 from gateway.http import Exchange
@@ -26,6 +36,7 @@ ADMIN_ROUTES: Final[tuple[AdminRoute, ...]] = (
     *standing.ROUTES,
     *spending.ROUTES,
     *gateway_state.ROUTES,
+    *policy_versions.ROUTES,
     *answer_cache.ROUTES,
     *audit_log.ROUTES,
     AdminRoute("GET", "/admin/v1/openapi.json", "This API, as an OpenAPI document.", _described, dict[str, Any]),

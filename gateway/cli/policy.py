@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from gateway.cli import policy_examples
+from gateway.cli import policy_examples, policy_history
 from gateway.cli.common import ConfigOption, Exit, JsonOption, fail, print_json
 from gateway.cli.policy_folder import environment
 from tiers import TIERS
@@ -111,7 +111,10 @@ def explain(
         print(explanation.as_text())
 
 
-app.command()(policy_examples.test)
+app.command("test")(policy_examples.run_examples)
+app.command()(policy_history.history)
+app.command()(policy_history.show)
+app.command()(policy_history.diff)
 
 
 @app.command()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from policies.examples import Result
 
 
-def test(
+def run_examples(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Policies. Default: all.")] = None,
     policies: Annotated[
         Path | None, typer.Option("--policies", help="Policy folder. Default: policies_dir of the configuration.")

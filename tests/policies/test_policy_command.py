@@ -171,3 +171,62 @@ def test_tiers_evaluate_refuses(tmp_path: Path, text: str, code: int, words: str
     found = run(tmp_path, "tiers", "evaluate", "--file", "-", stdin=text)
     assert found.returncode == code
     assert words in found.stderr
+
+
+def test_examples_are_run(home: Path) -> None:
+    example = "examples: [{{name: hello, text: Hi, expect: {{tier: {}}}}}]\n"
+    write(home / "rules", a=EVERYBODY + example.format("small"))
+    found = run(home, "policy", "test")
+    assert (found.returncode, found.stdout) == (0, "1 example of 1 policy: all as expected\n"), found.stderr
+    write(home / "rules", a=EVERYBODY + example.format("large"))
+    found = run(home, "policy", "test", "everybody")
+    assert found.returncode == 1
+    assert found.stdout.startswith("rules/a.yaml:9:12: failed: 'hello': expected tier 'large', got 'small': 'rule 2'")
+    report = json.loads(run(home, "policy", "test", "--json").stdout)
+    assert (report["ok"], report["failed"], report["results"][0]["line"]) == (False, 1, 9)
+    checked = run(home, "policy", "check")
+    assert checked.returncode == 0
+    assert "rules/a.yaml:9:12: warning: example 'hello' fails" in checked.stdout
+    assert run(home, "policy", "test", "evrybody").returncode == 2
+    write(home / "rules", a="version: 2\n")
+    assert run(home, "policy", "test").returncode == 1
+
+
+def test_versions_are_shown_and_compared(home: Path) -> None:
+    import asyncio
+
+    from gateway.ledger.database import Database
+    from gateway.ledger.policy_versions import PolicyVersion, keep
+
+    assert run(home, "policy", "history").returncode == 1
+    old = EVERYBODY.replace("6000", "4000")
+
+    async def fill() -> None:
+        database = await Database.open(f"sqlite:///{home}/var/tierline.db")
+        for number, text in enumerate((old, EVERYBODY)):
+            moment, version = 1_700_000_000_000 + number, f"{number}abcdef01234"
+            await keep(
+                database,
+                [
+                    PolicyVersion(
+                        name="everybody", version=version, file="a.yaml", text=text, seen_by="h/1",
+                        first_seen_ms=moment, last_seen_ms=moment,
+                    )
+                ],
+            )  # fmt: skip
+        await database.close()
+
+    asyncio.run(fill())
+    listed = run(home, "policy", "history", "everybody")
+    assert [line.split()[1] for line in listed.stdout.splitlines()[1:]] == ["1abcdef01234", "0abcdef01234"]
+    assert json.loads(run(home, "policy", "history", "--json").stdout)[0]["version"] == "1abcdef01234"
+    assert run(home, "policy", "show", "everybody@0abc").stdout == old
+    assert run(home, "policy", "show", "everybody").stdout == EVERYBODY
+    changed = run(home, "policy", "diff", "everybody@0abc")
+    assert changed.returncode == 1
+    assert "-    when: prompt_tokens > 4000\n+    when: prompt_tokens > 6000\n" in changed.stdout
+    assert run(home, "policy", "diff", "everybody@1abc", "rules/a.yaml").returncode == 0
+    for wrong in ("everybody@ffff", "everybdy", "none.yaml"):
+        found = run(home, "policy", "show", wrong)
+        assert found.returncode == 2, found.stderr
+        assert "Traceback" not in found.stderr
