@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from policies.leftovers import Leftover
 from policies.policy import Policy
@@ -20,6 +21,8 @@ def warnings_of(document: Document, policy: Policy, leftovers: Sequence[Leftover
         found.append(replace(document.problem(path, message), severity="warning"))
 
     for place, message in leftovers:
+        warn(place, message)
+    for place, message in _over(policy, datetime.now(UTC)):
         warn(place, message)
     # A policy that is rolled out has the scope of another one, which is not known here.
     scope = None if policy.document.rollout else policy.document.applies_to
@@ -41,6 +44,21 @@ def warnings_of(document: Document, policy: Policy, leftovers: Sequence[Leftover
     fallback = policy.document.fallback
     if fallback and not any(tier in served for tier in fallback):
         warn(("fallback",), "none of these tiers has a model: nothing falls back to them.")
+    return found
+
+
+def _over(policy: Policy, now: datetime) -> list[Leftover]:
+    """What has ended, and so has no effect any more."""
+    found: list[Leftover] = []
+    ended = policy.document.valid_until
+    if ended is not None and ended <= now:
+        found.append((("valid_until",), f"it ended on {ended:%Y-%m-%d %H:%M} UTC: nothing of it counts any more."))
+    for index, one in enumerate(policy.document.raises):
+        if one.until <= now:
+            found.append((("raises", index), f"over since {one.until:%Y-%m-%d %H:%M} UTC: it can be deleted."))
+    rollout = policy.document.rollout
+    if rollout is not None and rollout.steps and rollout.guard is None:
+        found.append((("rollout", "steps"), "there is no 'guard': the steps go on whatever becomes of the requests."))
     return found
 
 

@@ -52,7 +52,7 @@ def check(
     try:
         if path.is_dir() or not path.exists():
             found = load(path, tiers_served, models_served)
-            return _report(examples.run(found), found.policies, found.warnings)
+            return _report(examples.run(found), found.written, found.warnings)
         policy, _, warnings = load_file(path, tiers_served, models_served)
         return _report(examples.run_policy(policy), [policy], warnings)
     except InvalidFile as error:
@@ -64,7 +64,7 @@ def _report(results: list[examples.Result], policies: Sequence[Policy], warnings
     failed = examples.problems(results, policies)
     errors = tuple(problem for problem in failed if problem.severity == "error")
     rest = tuple(problem for problem in failed if problem.severity != "error")
-    return Report(errors, (*warnings, *rest), tuple(policy.name for policy in policies))
+    return Report(errors, (*warnings, *rest), tuple(dict.fromkeys(policy.name for policy in policies)))
 
 
 def _line(problem: Problem) -> str:
