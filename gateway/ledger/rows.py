@@ -21,6 +21,8 @@ Outcome = Literal[
     "timeout",  # a deadline passed
     "cancelled",  # the client left
     "cut",  # the server stopped in the middle of an answer
+    "escalated",  # the whole answer failed a check of the policy, and was not given
+    "blocked",  # a guardrail held the whole answer back
     "over_budget",  # a budget was spent in the middle of an answer: the gateway ended it
     "refused",  # not run: limit, budget, policy or an invalid request
     "cache_hit",  # answered from the cache
@@ -39,7 +41,8 @@ class LedgerRow(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     `ts_ms` is when the attempt started (UTC, milliseconds since 1970); it decides the day and the budget month.
     `attempt` counts from 1 within `request_id`. `answer_id` is the id that the backend gave its answer. Amounts are
-    nano-dollars, durations milliseconds.
+    nano-dollars, durations milliseconds. `placed` is why it went to its replica, where there were several: a word, and
+    tokens of the prompt that the replica was believed to hold.
     """
 
     attempt_id: str
@@ -77,6 +80,7 @@ class LedgerRow(msgspec.Struct, kw_only=True, omit_defaults=True):
     tags: dict[str, str] = {}
     error: str = ""
     answer_id: str = ""
+    placed: str = ""
 
     def set_usage(self, usage: Usage) -> None:
         self.input_tokens = usage.input_tokens

@@ -24,7 +24,7 @@ from sqlalchemy import (
 from sqlalchemy import UniqueConstraint as Unique
 
 # The newest migration. A database that says so needs no migration, so alembic is not even imported.
-HEAD: Final = "0011"
+HEAD: Final = "0012"
 
 metadata = MetaData(
     naming_convention={
@@ -149,6 +149,7 @@ ledger = Table(
     Column("tags", Text, nullable=False),  # JSON object
     Column("error", Text, nullable=False),
     Column("answer_id", Text, nullable=False, server_default=""),
+    Column("placed", Text, nullable=False, server_default=""),
     Index(None, "ts_ms"),
     Index(None, "request_id"),
     Index(None, "answer_id", sqlite_where=text("answer_id <> ''"), postgresql_where=text("answer_id <> ''")),
