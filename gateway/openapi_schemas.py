@@ -228,7 +228,9 @@ _ANSWERS: dict[str, Json] = {
         ),
         "additionalProperties": False,
     },
-    "Feedback": _object(request_id=_TEXT, rating={"enum": ["good", "bad"]}, evicted=_COUNT),
+    "Feedback": _object(
+        request_id=_TEXT, rating={"enum": ["good", "bad"]}, evicted=_COUNT, learned={"type": "boolean"}
+    ),
     "Live": _object(status={"const": "live"}),
     "Ready": _object(
         status={"enum": ["ready", "degraded", "not ready"]},

@@ -134,7 +134,7 @@ class Explanation(msgspec.Struct, kw_only=True):
 async def explain(database: Database, named: str) -> Explanation | None:
     """What is on record about a request, named by its id or by the id of its answer; None when nothing is."""
     async with database.read() as connection:
-        request_id = await _request_of(connection, named)
+        request_id = await request_of(connection, named)
         text = await connection.scalar(select(decisions.c.json).where(decisions.c.request_id == request_id))
         statement = select(ledger).where(ledger.c.request_id == request_id).order_by(ledger.c.attempt)
         rows = [
@@ -153,7 +153,7 @@ async def explain(database: Database, named: str) -> Explanation | None:
     return Explanation(request_id=request_id, decision=decision, rows=rows, notes=noted)
 
 
-async def _request_of(connection: AsyncConnection, named: str) -> str:
+async def request_of(connection: AsyncConnection, named: str) -> str:
     """The id of the request that has this answer. One that the gateway gave is made from the request's, else it is in
     the ledger.
     """

@@ -14,6 +14,7 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -29,7 +30,6 @@ from policies.evaluate import Chooser
 from policies.load import Policy
 from tiers.choose import choose
 from tiers.success import SuccessTable, default_table
-from tiers.task import TaskProfile
 
 if TYPE_CHECKING:
     from gateway.life import Life
@@ -94,7 +94,7 @@ class Outcomes:
             return
         if row is not None:
             tier, model = tier or row.tier, model or row.model
-        kinds = teaching(facts.profile)
+        kinds = teaching(facts.profile.in_distribution, facts.profile.kinds)
         if tier is None or model is None or not kinds:
             return
         key_id = life.principal.key_id
@@ -195,11 +195,9 @@ class Outcomes:
         return taken
 
 
-def teaching(profile: TaskProfile) -> dict[str, float]:
+def teaching(in_distribution: bool, kinds: Mapping[str, float]) -> dict[str, float]:
     """The kinds that a request teaches something of; none where it is unlike anything known."""
-    if not profile.in_distribution:
-        return {}
-    return {kind: weight for kind, weight in profile.kinds.items() if weight >= _LEAST_KIND}
+    return {kind: weight for kind, weight in kinds.items() if weight >= _LEAST_KIND} if in_distribution else {}
 
 
 def learned(counted: list[Counted], policy: str) -> tuple[SuccessTable, str]:

@@ -42,7 +42,7 @@ async def test_a_bad_answer_is_forgotten_by_whoever_got_it(tmp_path: Path, cache
         kept = await give(found.door, id_of(fresh), "good")
         assert (kept.status_code, kept.json()) == (
             200,
-            {"request_id": id_of(fresh), "rating": "good", "evicted": 0},
+            {"request_id": id_of(fresh), "rating": "good", "evicted": 0, "learned": False},
         )
         assert kept.headers["x-request-id"] != id_of(fresh)
         assert (await found.ask(question)).headers["x-tierline-cache"] == "exact"
@@ -131,9 +131,14 @@ async def test_it_counts_as_a_request(tmp_path: Path, cache: Process) -> None:
         assert found.door.services.queue.running == 0
 
 
-async def test_without_a_cache_it_says_so(door: FrontDoor) -> None:
-    response = await give(door, "req-a", "bad")
-    assert (response.status_code, response.json()["error"]["code"]) == (404, "cache_off")
+async def test_a_request_without_an_answer_is_not_known(door: FrontDoor, upstream: MockUpstream) -> None:
+    upstream.override = "status,status=400"
+    refused = await door.chat()
+    upstream.override = None
+    assert refused.status_code == 400
+    for request_id in ("req-a", id_of(refused), "chatcmpl-nobody's"):
+        response = await give(door, request_id, "bad")
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "request_not_found")
     assert (await door.client.post("/v1/feedback", json={"request_id": "a", "rating": "bad"})).status_code == 401
 
 
