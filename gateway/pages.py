@@ -85,7 +85,14 @@ async def ready(services: Services, exchange: Exchange) -> None:
         "backends": backends,
         "cache": "off" if services.cache is None else ("connected" if services.cache.connected else "not connected"),
         "ledger_lag_rows": services.writer.lag_rows,
-        "policies": {"version": services.policies.current.version, "problems": len(services.policies.problems)},
+        "policies": {
+            "version": services.policies.current.version,
+            "problems": len(services.policies.problems),
+            "rolled_back": [
+                {"policy": row.policy, "version": row.version, "reason": row.reason}
+                for row in services.rollouts.rolled_back()
+            ],
+        },
     }
     await _json(exchange, document, 503 if reasons else 200)
 

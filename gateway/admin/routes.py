@@ -13,6 +13,7 @@ from gateway.admin import (
     openapi,
     owners,
     policy_versions,
+    rollouts,
     spending,
     standing,
 )
@@ -37,6 +38,7 @@ ADMIN_ROUTES: Final[tuple[AdminRoute, ...]] = (
     *spending.ROUTES,
     *gateway_state.ROUTES,
     *policy_versions.ROUTES,
+    *rollouts.ROUTES,
     *answer_cache.ROUTES,
     *audit_log.ROUTES,
     AdminRoute("GET", "/admin/v1/openapi.json", "This API, as an OpenAPI document.", _described, dict[str, Any]),
