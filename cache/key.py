@@ -73,6 +73,7 @@ def build_key(
     scope: str,
     model_group: str,
     epoch: int = 0,
+    guards: str = "",
     defaults: Mapping[str, object] | None = None,
 ) -> CacheKey:
     """Derive the key of a chat request.
@@ -82,6 +83,7 @@ def build_key(
         scope: the tenant that may share answers, such as `team:UUID`. Never empty.
         model_group: the model, or the group of models whose answers are interchangeable for this request.
         epoch: raising it invalidates every older entry at once.
+        guards: what tells the rules by which answers are changed before they are kept from other such rules.
         defaults: what the model that answers takes where a request names no value, as far as that is known: naming
             it and leaving it out are the same request then. The limit of tokens goes by `max_completion_tokens`.
 
@@ -96,7 +98,8 @@ def build_key(
     texts, earlier_and_shape = _split_last_user_text(messages)
     written = _one_writing(texts)
     salt = payload.get("cache_salt")
-    partition = _digest("partition", scope, model_group, str(epoch), *([] if salt is None else [_canonical(salt)]))
+    parts = [*([] if salt is None else [_canonical(salt)]), *([f"guards {guards}"] if guards else [])]
+    partition = _digest("partition", scope, model_group, str(epoch), *parts)
     fields = _canonical_fields(payload, defaults or {})
     context = _digest("context", _canonical(earlier_and_shape), _canonical(fields), main_script("\n".join(written)))
     return CacheKey(

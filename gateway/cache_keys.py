@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from cache.eligibility import too_varied
 from cache.key import CacheKey, build_key
+from gateway.guarding.request import guards_of
 from gateway.life import Life
 from tiers import TIERS
 
@@ -44,10 +45,14 @@ def scope(life: Life) -> str:
 
 def _key(services: Services, life: Life, model: str) -> CacheKey:
     assert life.asked is not None
+    assert life.decision is not None
+    escalate = life.decision.escalate
     return build_key(
         life.asked.payload,
         scope=scope(life),
-        model_group=model,
+        # Answers that have been checked are kept apart from those that have not.
+        model_group=model if escalate is None else f"{model}\n{escalate.model_dump_json()}",
+        guards="" if (guards := guards_of(life)) is None else guards.fingerprint,
         defaults=services.model_defaults[model],
     )
 

@@ -1,9 +1,9 @@
 """The life of a request that reaches models, top to bottom; the same for every dialect.
 
     authenticate → read ──idempotency key known: the answer of the first request with it──► end
-      → route (policy, task, tier) → admit (limits and hold, one round trip)
+      → route (policy, task, tier) → guardrails → admit (limits and hold, one round trip)
       → look up in the cache ──hit───────────────────────┐
-      → dispatch (retry, fail over) → relay, metering    │
+      → ask (retry, fail over, check) → relay: guardrails, metering
       → ledger row, hold settled ←───────────────────────┘ → remember in the cache
 
 There is one way out. Whatever happens on the way (client gone, backend cut, bug, shutdown), `finish` runs once: every
@@ -24,9 +24,10 @@ from gateway.admission import admit, authenticate, count_fault, receive
 from gateway.caching import Turn, give
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.errors import GatewayError, Unavailable
-from gateway.dispatching import dispatch
+from gateway.escalating.asking import ask
 from gateway.finish import finish, outcome_of
 from gateway.flights.giving import give_as_it_comes
+from gateway.guarding.request import guard_request
 from gateway.http import JSON_TYPE, ClientGone, Exchange
 from gateway.life import Life
 from gateway.relay import relay
@@ -46,11 +47,16 @@ def endpoint(dialect: Dialect) -> Callable[[Services, Exchange], Awaitable[None]
 
 async def serve(dialect: Dialect, services: Services, exchange: Exchange) -> None:
     """Serve one request to its end."""
-    life = Life(exchange, dialect, exchange.request_id)
+    await live(services, Life(exchange, dialect, exchange.request_id))
+
+
+async def live(services: Services, life: Life) -> None:
+    """The whole of it. A line of a batch comes here with its key known and nobody at the other end."""
+    exchange, dialect = life.exchange, life.dialect
     accounting = Accounting(services, life)
     in_flight = False
     try:
-        life.principal = await authenticate(services, exchange)
+        life.principal = life.principal or await authenticate(services, exchange)
         services.metrics.in_flight.inc()
         in_flight = True
         body = await receive(services, life)
@@ -63,6 +69,7 @@ async def serve(dialect: Dialect, services: Services, exchange: Exchange) -> Non
         await recall(services, life)
         await route(services, life)
         accounting.decided()
+        await guard_request(services, life, accounting)
         await admit(services, life)
         life.writer = writer = dialect.writer(life.asked, life.request_id)
         async with Turn(services, life) as turn:
@@ -72,11 +79,12 @@ async def serve(dialect: Dialect, services: Services, exchange: Exchange) -> Non
             elif found is not None:
                 await give(life, accounting, found, writer)
             else:
-                answer = await dispatch(services, life, accounting)
-                keep = turn.keep if turn.writes else None
+                answer = await ask(services, life, accounting)
+                good = life.climb is None or life.climb.passed
+                keep = turn.keep if turn.writes and good else None
                 of_one_model = await relay(services, life, accounting, answer, writer, keep=keep)
                 exchange.unwatch()  # the client has everything: its leaving ends nothing now
-                await turn.remember(of_one_model)
+                await turn.remember(of_one_model and good)
     except ClientGone:
         pass
     except asyncio.CancelledError:

@@ -19,6 +19,9 @@ from gateway.abandoned import client_left
 from gateway.accounting import Accounting
 from gateway.dialects.dialect import Writer
 from gateway.dialects.errors import Unavailable
+from gateway.escalating.holding import Held
+from gateway.guarding.answer import guard_answer
+from gateway.guarding.stream import GuardedStream, guarded_stream
 from gateway.http import JSON_TYPE, SSE_HEADERS, Exchange
 from gateway.life import Life
 
@@ -45,18 +48,22 @@ async def relay(
     exchange = life.exchange
     try:
         if life.stream:
-            return await _relay_stream(exchange, life, accounting, answer, writer, keep)
+            guarded = guarded_stream(services, life, accounting)
+            return await _relay_stream(exchange, life, accounting, answer, writer, keep, guarded)
         assert answer.whole is not None
         life.meter.see_whole(answer.whole.completion)
-        body = await writer.whole(answer.whole)
+        whole = await guard_answer(services, life, accounting, answer.whole)
+        body = await writer.whole(whole)
         await accounting.settle("success")
         life.status = answer.status
         await exchange.respond(answer.status, [JSON_TYPE, *life.headers(), life.cost_header()], body)
         if keep is not None:
-            keep(chat_body(answer.whole))
+            keep(chat_body(whole))
         return True
     except asyncio.CancelledError:
-        if life.stream and exchange.gone:
+        if isinstance(answer, Held) and answer.complete:
+            answer.left(life)
+        elif life.stream and exchange.gone:
             await client_left(services, life, accounting, answer)
         raise
     finally:
@@ -64,7 +71,13 @@ async def relay(
 
 
 async def _relay_stream(
-    exchange: Exchange, life: Life, accounting: Accounting, answer: Dispatched, writer: Writer, keep: Keep | None
+    exchange: Exchange,
+    life: Life,
+    accounting: Accounting,
+    answer: Dispatched,
+    writer: Writer,
+    keep: Keep | None,
+    guarded: GuardedStream | None,
 ) -> bool:
     meter, choices = life.meter, life.choices
     told = whole_number(answer.headers.get(PROMPT_TOKENS_HEADER, ""), 9)
@@ -72,7 +85,8 @@ async def _relay_stream(
         life.input_estimate = told
     ending: list[bytes] = []
     life.status = 200
-    await exchange.start(200, [*SSE_HEADERS, *life.headers()], life.dialect.keep_alive)
+    if not exchange.started:  # the response to one that was held back for long has begun
+        await exchange.start(200, [*SSE_HEADERS, *life.headers()], life.dialect.keep_alive)
 
     def passed_on(event: Event) -> bool:
         """Most events are a piece of text for a client that reads: those are passed on as they arrive."""
@@ -89,43 +103,53 @@ async def _relay_stream(
             direct.write_now(raw)
         return True
 
-    direct = exchange.direct()
+    direct = exchange.direct() if guarded is None else None
     if direct is not None:
         answer.pass_on(passed_on)
     try:
         async for event in answer.events:
             if (chunk := event.chunk) is not None:
                 meter.see(chunk, event.usage)
-                if keep is not None:
-                    keep(chat_event(event).data)
-            written = writer.event(event)
-            if meter.complete(choices):
-                ending += written
-                continue
-            for raw in written:
-                await exchange.write(raw)
+            for given in (event,) if guarded is None else await guarded.events(event):
+                if given.chunk is not None and keep is not None:
+                    keep(chat_event(given).data)
+                written = writer.event(given)
+                if meter.complete(choices):
+                    ending += written
+                    continue
+                for raw in written:
+                    await exchange.write(raw)
+            if guarded is not None and guarded.over:
+                break  # what else comes, nobody gets
             if accounting.progress_due():
                 await accounting.progress()
     except StreamCut as cut:
         life.attempt = answer.attempt  # where it was to be continued in vain: the one that the client has the text of
-        late = cut.kind == "deadline"
-        accounting.answered("timeout" if late or "timeout" in cut.kind else "cut", f"{cut.kind}: {cut}")
-        if late:
-            raise Unavailable(
-                "The request's deadline passed in the middle of the answer. What was sent so far is incomplete.",
-                status=504,
-                code="backend_deadline",
-            ) from cut
-        raise Unavailable(
-            "The answer broke off: the backend stopped in the middle of it. What was sent so far is incomplete.",
-            status=502,
-            code="stream_cut",
-        ) from cut
+        raise cut_short(accounting, cut) from cut
     finally:
         answer.pass_on(None)
-    await accounting.settle("success")
+        if guarded is not None:
+            guarded.close()
+    await accounting.settle("blocked" if guarded is not None and guarded.over else "success")
     ending += await writer.end(life.summary())
     for raw in ending[:-1]:
         await exchange.write(raw)
     await exchange.end(ending[-1])
     return not answer.rescued
+
+
+def cut_short(accounting: Accounting, cut: StreamCut) -> Unavailable:
+    """Write the row of a stream that broke off; what to tell the client."""
+    late = cut.kind == "deadline"
+    accounting.answered("timeout" if late or "timeout" in cut.kind else "cut", f"{cut.kind}: {cut}")
+    if late:
+        return Unavailable(
+            "The request's deadline passed in the middle of the answer. What was sent so far is incomplete.",
+            status=504,
+            code="backend_deadline",
+        )
+    return Unavailable(
+        "The answer broke off: the backend stopped in the middle of it. What was sent so far is incomplete.",
+        status=502,
+        code="stream_cut",
+    )

@@ -7,21 +7,18 @@ settings → database → keys, limiter, journal → writer
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
-import os
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Self
 
-from backends.dialects import DIALECTS
 from backends.dispatch import Candidate, Dispatcher, Limits
-from backends.hedge import Hedging
 from backends.http import HttpClient
-from backends.pool import Pool, Timeouts
+from backends.pool import Pool
 from cache.client import CacheClient, CacheUnavailable
 from cache.flight import SingleFlight
 from gateway import workers
+from gateway.access.budget_queue import BudgetQueue
 from gateway.access.closed import Closed
 from gateway.access.counters_memory import MemoryLimiter
 from gateway.access.holds import OutputEstimator
@@ -29,8 +26,12 @@ from gateway.access.keystore import KeyStore, open_secret
 from gateway.access.queue import AdmissionQueue
 from gateway.admin.service import AdminService
 from gateway.backend_metrics import BackendCollector
+from gateway.backend_pools import open_pool
 from gateway.batches.working import Batches
 from gateway.bodies import Bodies
+from gateway.escalating import confidence
+from gateway.escalating.confidence import Curves
+from gateway.escalating.schemas import Schemas
 from gateway.files.store import FileStore
 from gateway.flights.messages import Landing
 from gateway.guarding.checking import Checks
@@ -50,6 +51,7 @@ from gateway.policy_news import IN_FORCE, REFUSED
 from gateway.policy_record import PolicyRecord
 from gateway.responses.store import ResponseStore
 from gateway.rollouts.keeper import RolloutKeeper
+from gateway.routing.placing import Placing, cache_salt, salted
 from gateway.routing.record import Descriptions
 from gateway.sessions.holding import Sessions, open_sessions
 from gateway.settings import Settings
@@ -69,10 +71,6 @@ OBSERVE_INTERVAL_S = 1.0
 PROMISES_INTERVAL_S = 10.0
 
 
-class MissingSecret(ValueError):
-    """A backend's key is named in the settings, but the environment does not have it."""
-
-
 class Services:
     """The running gateway, without its HTTP side. Make it with `open`, end it with `close`."""
 
@@ -85,9 +83,12 @@ class Services:
     idempotency: Idempotency
     sessions: Sessions
     queue: AdmissionQueue
+    budget_queue: BudgetQueue
     closed: Closed
     bodies: Bodies
     measuring: Measuring
+    schemas: Schemas
+    curves: Curves
     estimator: OutputEstimator
     journal: Journal
     writer: LedgerWriter
@@ -108,6 +109,7 @@ class Services:
     admin: AdminService | None
     pools: dict[str, Pool]
     dispatcher: Dispatcher
+    placing: Placing
     judges: Judges
     checks: Checks
     http: HttpClient
@@ -173,10 +175,15 @@ class Services:
             waited=self.metrics.queue_wait.observe,
         )
         self.metrics.queued.set_function(lambda: self.queue.waiting)
+        self.budget_queue = BudgetQueue(self.queue, most_waiting=waiting.max_queued)
+        self.metrics.waiting_for_money.set_function(lambda: self.budget_queue.waiting)
         self.closed = Closed()
         self.bodies = Bodies(settings.server.max_held_body_bytes)
         self.measuring = Measuring()
         stack.callback(self.measuring.close)
+        self.schemas = Schemas()
+        stack.callback(self.schemas.close)
+        self.curves = Curves(data_dir)
         self.metrics.body_bytes.set_function(lambda: self.bodies.held_bytes)
         self.estimator = OutputEstimator()
         secret = await open_secret(self.database, data_dir / "secret")
@@ -218,9 +225,10 @@ class Services:
         self.admin = AdminService(settings, secret) if settings.admin_enabled() else None
         if self.admin is not None:
             stack.push_async_callback(self.admin.close)
-        self.pools = {name: self._pool(name) for name in settings.backends}
+        self.pools = {name: open_pool(settings, name, self.http) for name in settings.backends}
         for pool in self.pools.values():
             stack.push_async_callback(pool.aclose)
+        self.placing = Placing(settings, self.pools, self.estimator)
         self.metrics.registry.register(BackendCollector(self.pools))
         self.dispatcher = Dispatcher(self.pools, Limits(settings.failover.max_attempts, settings.failover.total_s))
         self.judges = Judges(self)
@@ -245,38 +253,6 @@ class Services:
             await asyncio.wait(self._background, timeout=5)
         await self._stack.aclose()
 
-    def _pool(self, name: str) -> Pool:
-        backend = self.settings.backends[name]
-        api_key = None
-        if backend.api_key_env:
-            api_key = os.environ.get(backend.api_key_env)
-            if not api_key:
-                raise MissingSecret(
-                    f"backend '{name}' takes its key from the environment variable {backend.api_key_env}, "
-                    "which is not set."
-                )
-            if not (api_key.isascii() and api_key.isprintable()) or api_key != api_key.strip():
-                raise MissingSecret(
-                    f"backend '{name}' takes its key from the environment variable {backend.api_key_env}, whose value "
-                    "holds a line break, a blank around it, or other characters that no header can carry."
-                )
-        hedge = backend.hedge
-        return Pool(
-            name,
-            self.settings.base_urls(name),
-            client=self.http,
-            api_key=api_key,
-            headers=backend.headers,
-            timeouts=Timeouts(**backend.timeouts.model_dump()),
-            max_outstanding=backend.max_outstanding,
-            max_queued=backend.max_queued,
-            queue_timeout_s=backend.queue_timeout_s,
-            attempts=backend.attempts,
-            retry_share=backend.retry_share,
-            hedging=None if hedge is None else Hedging(hedge.after_quantile, hedge.max_share, hedge.min_delay_s),
-            dialect=DIALECTS[backend.dialect],
-        )
-
     def extra_fields(self, candidate: Candidate, life: Life) -> dict[str, Any]:
         """Fields added to a request for a candidate.
 
@@ -286,11 +262,13 @@ class Services:
         fields: dict[str, Any] = {}
         asked = life.asked
         assert asked is not None
-        if self.settings.backends[candidate.backend].engine is not None and life.principal is not None:
-            fields["cache_salt"] = _salt(life.principal.team_id, asked.payload.get("cache_salt"))
+        if life.principal is not None and salted(self.settings, candidate.backend):
+            fields["cache_salt"] = cache_salt(life.principal.team_id, asked.payload.get("cache_salt"))
         most = self.settings.models[candidate.model].max_output_tokens
         if most is not None and asked.output_limit is None:
             fields["max_tokens"] = most
+        if life.decision is not None and life.decision.escalate is not None:
+            fields |= confidence.asked_of(self.settings, life, candidate)
         return fields
 
     def begin_span(self, life: Life) -> None:
@@ -348,7 +326,3 @@ class Services:
                 self.metrics.replicas.take(None)
             await asyncio.sleep(PROMISES_INTERVAL_S)
 
-
-def _salt(team_id: str, given: str | None) -> str:
-    """One salt of the team's and the client's, so that no client can name its way into another team's pages."""
-    return team_id if given is None else hashlib.sha256(f"{team_id}\n{given}".encode()).hexdigest()

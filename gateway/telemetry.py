@@ -176,6 +176,13 @@ class Metrics:
             ["policy", "outcome"],
             registry,
         )
+        self.escalations = Counts(
+            "tierline_escalations_total",
+            "Answers that failed a check of the policy, by the tier that gave them, the check, and the tier that was asked"
+            " next or what stood in the way: steps, tier, time, budget.",
+            ["tier", "reason", "next"],
+            registry,
+        )
         self.limited = Counts("tierline_limited_total", "Requests refused by a limit or budget.", ["limit"], registry)
         self.drained = Counts(
             "tierline_drained_streams_total",
@@ -196,6 +203,11 @@ class Metrics:
         self.queued = Gauge(
             "tierline_queue_waiting",
             "Requests in the queue before admission: the process or their key runs as many as it may.",
+            registry=registry,
+        )
+        self.waiting_for_money = Gauge(
+            "tierline_budget_queue_waiting",
+            "Requests that wait until a budget covers them.",
             registry=registry,
         )
         self.queue_wait = Spreads(

@@ -18,6 +18,7 @@ from policies import yamlfile
 from policies.advice import warnings_of
 from policies.confidence import without_curve
 from policies.conflicts import conflicts
+from policies.guards import compile_guards
 from policies.leftovers import without_leftovers
 from policies.policy import Policy, Subject
 from policies.policyset import PolicySet, bucket
@@ -124,12 +125,14 @@ def load_file(
     schema, leftovers = without_leftovers(schema)
     rules, faults = compile_rules(document, schema.routes, schema.escalate)
     problems += faults
+    guards, faults = compile_guards(document, schema.guardrails)
+    problems += faults
     problems += _unknown_models(document, schema, models_served)
     if problems:
         raise InvalidFile(_in_order(problems))
     served = None if tiers_served is None else tuple(tiers_served)
     places = tuple(document.position(("examples", index)) for index in range(len(schema.examples)))
-    policy = Policy(schema, str(path), _hash([text]), tuple(rules), served, text, places)
+    policy = Policy(schema, str(path), _hash([text]), tuple(rules), served, text, places, guards=guards)
     if uncalibrated and (problems := without_curve(document, policy, uncalibrated)):
         raise InvalidFile(_in_order(problems))
     return policy, document, _in_order(warnings_of(document, policy, leftovers))

@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from policies.guards import Guards
 from policies.rules import Rule
 from policies.schema.cache import CachePolicy
 from policies.schema.document import PolicyDocument
@@ -38,7 +39,7 @@ class Policy:
     """A checked policy. `version` is a hash of its text; `tiers_served` are the tiers that have a model, or None
     where that is not known (then all count as served: `served`, smallest first). `budget_nanousd` is the monthly
     budget, if there is one; `raised` names the raises in force, whose values the document then has; `text` is the
-    file's, `examples_at` where its examples stand: line and column."""
+    file's, `examples_at` where its examples stand: line and column; `guards` are its guardrails, ready for use."""
 
     document: PolicyDocument
     file: str
@@ -48,6 +49,7 @@ class Policy:
     text: str = field(default="", repr=False)
     examples_at: tuple[tuple[int, int], ...] = ()
     raised: str = ""
+    guards: Guards | None = None
     variables: frozenset[str] = field(init=False)
     served: tuple[str, ...] = field(init=False)
     needs_profile: bool = field(init=False)

@@ -112,8 +112,8 @@ class LedgerRow(msgspec.Struct, kw_only=True, omit_defaults=True):
 class Decision(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Why a request went where it went. `features` are numbers and labels, never the text they were made from.
 
-    `why` is a sentence, `reason` one word for it. `beside` are models of the next smaller and the next larger tier,
-    where no candidate is of it: what they would have cost.
+    `why` is a sentence, `reason` one word for it. `beside` are models of the tiers that no candidate is of: what
+    the request would have cost there. Every model is named with its price (`gateway/routing/record.py`).
     """
 
     request_id: str

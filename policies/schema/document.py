@@ -11,8 +11,8 @@ from policies.schema.base import ONE_LINE, Name, Strict, TierName
 from policies.schema.cache import CachePolicy
 from policies.schema.escalation import Escalate
 from policies.schema.examples import MOST_EXAMPLES, Example
-from policies.schema.learning import Audit, Switch
 from policies.schema.guardrails import Guardrails
+from policies.schema.learning import Audit, Switch
 from policies.schema.limits import Budget, Limits
 from policies.schema.moments import Moment
 from policies.schema.raises import Raise
