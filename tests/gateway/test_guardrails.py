@@ -17,10 +17,9 @@ from sqlalchemy import select
 from bench.mock_anthropic import AnthropicWire
 from bench.mock_upstream import MockUpstream
 from gateway.ledger.schema import notes
-from tests.gateway.front_door import POLICY, PRICE, FrontDoor, configuration, eventually, events, front_door
+from tests.gateway.front_door import POLICY, PRICE, FrontDoor, configuration, events, eventually, front_door
 from tests.gateway.script_wire import ScriptWire
 
-PHOENIX = "{name: no phoenix, phrases: [project phoenix]}"
 MAIL = "{name: mail, personal_data: [email], action: redact}"
 MODELS = {
     "mock": {"tier": "small", "backend": "up", "capabilities": ["tools", "logprobs"], "price": PRICE},
@@ -64,14 +63,15 @@ async def noted(door: FrontDoor) -> list[dict[str, Any]]:
 
 def requests(text: str, model: str = "mock") -> list[tuple[str, dict[str, Any]]]:
     messages = [{"role": "user", "content": text}]
+    parts = [{"type": "text", "text": text}]
     return [
         ("/v1/chat/completions", {"model": model, "messages": messages}),
-        ("/v1/chat/completions", {"model": model, "messages": [{"role": "user", "content": [{"type": "text", "text": text}]}]}),
+        ("/v1/chat/completions", {"model": model, "messages": [{"role": "user", "content": parts}]}),
         ("/v1/chat/completions", {"model": model, "messages": [{"role": "system", "content": text}, *messages]}),
         ("/v1/completions", {"model": "mock", "prompt": text}),
         ("/v1/responses", {"model": model, "input": text}),
         ("/v1/messages", {"model": model, "max_tokens": 50, "messages": messages}),
-        ("/v1/messages", {"model": "claude", "max_tokens": 50, "system": text, "messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/messages", {"model": "claude", "max_tokens": 50, "system": text, "messages": messages[:1]}),
         ("/v1/embeddings", {"model": "vectors", "input": ["harmless", text]}),
     ]  # fmt: skip
 
@@ -80,7 +80,7 @@ def requests(text: str, model: str = "mock") -> list[tuple[str, dict[str, Any]]]
 
 
 async def test_a_request_that_may_not_pass_reaches_no_model(house: Any) -> None:
-    door, up = await house(f"{{before: [{{name: a, phrases: [project phoenix], message: Not here.}}]}}")
+    door, up = await house("{before: [{name: a, phrases: [project phoenix], message: Not here.}]}")
     for path, body in requests("What became of Project  PHOENIX?"):
         answer = await door.client.post(path, json=body, headers=door.headers())
         assert answer.status_code == 400, (path, answer.text)
@@ -205,9 +205,15 @@ async def test_what_has_no_findings_is_given_as_it_came_when_it_was_held(house: 
 
 
 async def test_streams_of_other_dialects_are_whole_and_redacted(house: Any, script: ScriptWire) -> None:
-    script.deltas = [{"reasoning_content": "jo@exa"}, {"reasoning_content": "mple.org?"}, {"content": "Ask jo@example.o"},
-                     {"content": "rg"}, {"tool_calls": [{"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": "jo@exam'}}]},
-                     {"tool_calls": [{"index": 0, "function": {"arguments": 'ple.org"}'}}]}]  # fmt: skip
+    function = {"name": "f", "arguments": '{"a": "jo@exam'}
+    script.deltas = [
+        {"reasoning_content": "jo@exa"},
+        {"reasoning_content": "mple.org?"},
+        {"content": "Ask jo@example.o"},
+        {"content": "rg"},
+        {"tool_calls": [{"index": 0, "id": "c", "type": "function", "function": function}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": 'ple.org"}'}}]},
+    ]
     script.finish_reason = "tool_calls"
     door, _ = await house(f"{{after: [{MAIL}]}}")
     tools = {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]}
