@@ -45,6 +45,9 @@ _REQUEST_HEADERS: dict[str, tuple[str, Json]] = {
 _RESPONSE_HEADERS = {
     "x-request-id": "Id of this request, as in the ledger and in `tierline explain`.",
     "x-tierline-policy": "Policy and version that decided.",
+    "x-tierline-reason": "Why that tier, in a word.",
+    "x-tierline-task": "What kind of task the request was taken for, where its policy looks at that.",
+    "x-tierline-p": "With `tier: auto`: how likely the answering tier is to do it well, 0 to 1.",
     "x-tierline-tier": "Tier of the model that answered.",
     "x-tierline-model": "Model that answered.",
     "x-tierline-backend": "Backend that answered.",

@@ -34,12 +34,30 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     total: dict[str, Any]
 
 
+class Alternative(msgspec.Struct, frozen=True, kw_only=True):
+    """A tier: P(success) and its lower bound (null where nobody estimated it), and nano-dollars, estimated before and
+    exact after, for the tokens of this request. `role`: chosen, answered, fallback, or null."""
+
+    tier: str
+    model: str | None
+    p: float | None
+    lower: float | None
+    outcomes: float | None
+    estimated_nanousd: int | None
+    cost_nanousd: int | None
+    role: str | None
+    why: str
+
+
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """A request: why it went where it went (null if it was refused before), and its rows in the ledger, by attempt."""
+    """A request: why it went where it went (null if it was refused before), how likely each tier was to do it well and
+    what it would have cost there, its rows in the ledger, by attempt, and what happened to it beside them."""
 
     request_id: str
     decision: dict[str, Any] | None
+    tiers: list[Alternative]
     attempts: list[dict[str, Any]]
+    notes: list[dict[str, Any]]
 
 
 async def costs(call: Call[CostQuery, None]) -> Costs | Text:
@@ -64,12 +82,21 @@ async def request(call: Call[None, None]) -> Record:
         raise NotFound(f"There is no {what}.")
     owners = {row["organisation_id"] for row in found.rows}
     call.check_mine(owners.pop() if len(owners) == 1 else None, what)
-    return Record(request_id=found.request_id, decision=found.decision, attempts=found.rows)
+    tiers = msgspec.convert(found.tiers, list[Alternative])
+    return Record(
+        request_id=found.request_id, decision=found.decision, tiers=tiers, attempts=found.rows, notes=found.notes
+    )
 
 
 ROUTES = [
     AdminRoute(
         "GET", "/admin/v1/costs", "Sum the ledger by any dimensions.", costs, Costs, query=CostQuery, text="text/csv"
     ),
-    AdminRoute("GET", "/admin/v1/requests/{request}", "Decision and ledger rows of a request.", request, Record),
+    AdminRoute(
+        "GET",
+        "/admin/v1/requests/{request}",
+        "Decision, alternatives, ledger rows and notes of a request.",
+        request,
+        Record,
+    ),
 ]

@@ -12,6 +12,9 @@ from gateway.cli.common import ConfigOption, JsonOption, fail, print_json, setti
 if TYPE_CHECKING:
     from gateway.ledger.reports import Explanation
 
+# Features that the table of tiers says.
+_OF_TIERS = ("p_success", "p_success_lower", "outcomes")
+
 
 def explain(
     request_id: Annotated[
@@ -34,6 +37,7 @@ def explain(
             {
                 "request_id": found.request_id,
                 "decision": found.decision,
+                "tiers": found.tiers,
                 "attempts": found.rows,
                 "notes": found.notes,
             }
@@ -50,6 +54,7 @@ def _print(found: Explanation) -> None:
         print("  no routing decision: it was refused, or answered before one was needed")
     else:
         _print_decision(found.decision)
+        _print_tiers(found.tiers)
     for row in found.rows:
         moment = datetime.fromtimestamp(row["ts_ms"] / 1000, UTC).isoformat(timespec="milliseconds")
         where = " on ".join(part for part in (row["model"], row["backend"]) if part) or "nowhere"
@@ -59,6 +64,7 @@ def _print(found: Explanation) -> None:
         _line("tier", _was(row["tier"], row["requested_tier"]))
         _line("cache", row["cache"])
         _line("replica", row["replica"])
+        _line("placed", row["placed"])
         _line("time", "unknown" if row["outcome"] == "interrupted" else f"{row['duration_ms']:.0f} ms{ttft}")
         cached = f" ({row['cached_input_tokens']} cached)" if row["cached_input_tokens"] else ""
         tokens = f"{row['input_tokens']} in{cached}, {row['output_tokens']} out, {row['usage_source']}"
@@ -82,11 +88,35 @@ def _print_decision(decision: dict[str, Any]) -> None:
     _line("policy", f"{policy}@{version}" if version else policy)
     _line("rule", decision.get("rule", ""))
     _line("why", decision.get("why", ""))
+    _line("reason", decision.get("reason", ""))
     _line("tier", decision.get("tier", ""))
     _line("model", decision.get("model", ""))
-    _block("features", decision.get("features", {}))
+    features = decision.get("features", {})
+    _block("features", {name: value for name, value in features.items() if name not in _OF_TIERS})
     for number, candidate in enumerate(decision.get("candidates", []), 1):
-        _block(f"candidate {number}", candidate)
+        _block(f"candidate {number}", {name: value for name, value in candidate.items() if name != "rates"})
+
+
+def _print_tiers(tiers: list[dict[str, Any]]) -> None:
+    """A line per tier: how likely it was to do well, what it costs for these tokens, why it was chosen or not."""
+    from gateway.ledger.money import format_usd
+
+    if not tiers:
+        return
+    lines = [("tier", "model", "P", "at least", "outcomes", "cost $", "")]
+    for tier in tiers:
+        exact = tier["cost_nanousd"] is not None
+        amount = tier["cost_nanousd"] if exact else tier["estimated_nanousd"]
+        cost = "-" if amount is None else f"{'' if exact else '~'}{format_usd(amount)}"
+        numbers = ["-" if tier[name] is None else f"{tier[name]:.2f}" for name in ("p", "lower")]
+        outcomes = "-" if tier["outcomes"] is None else f"{tier['outcomes']:g}"
+        mark = "" if tier["role"] is None else f"{tier['role']}: " if tier["role"] != "chosen" else ""
+        lines.append((tier["tier"], tier["model"] or "-", *numbers, outcomes, cost, f"{mark}{tier['why']}"))
+    widths = [max(len(line[column]) for line in lines) for column in range(6)]
+    print("  tiers")
+    for name, model, *values, why in lines:
+        cells = [f"{value:>{width}}" for value, width in zip(values, widths[2:], strict=True)]
+        print(f"    {name:<{widths[0]}}  {model:<{widths[1]}}  {'  '.join(cells)}  {why}".rstrip())
 
 
 def _was(tier: str, requested: str) -> str:

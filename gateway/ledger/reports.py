@@ -19,6 +19,7 @@ from sqlalchemy import ColumnElement, Label, case, func, literal_column, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.invalid import InvalidValue
+from gateway.ledger.alternatives import alternatives
 from gateway.ledger.database import Database
 from gateway.ledger.money import format_usd
 from gateway.ledger.schema import decisions, keys, ledger, notes, organisations, projects, teams
@@ -122,11 +123,12 @@ async def cost_report(
 
 
 class Explanation(msgspec.Struct, kw_only=True):
-    """Everything on record about one request: the decision (None if none was taken), its rows by attempt, and what was
-    noted of it, in the order in which it happened."""
+    """Everything on record about one request: the decision (None if none was taken), what other tiers would have cost,
+    its rows by attempt, and what was noted of it, in the order in which it happened."""
 
     request_id: str
     decision: dict[str, Any] | None
+    tiers: list[dict[str, Any]]
     rows: list[dict[str, Any]]
     notes: list[dict[str, Any]]
 
@@ -150,7 +152,8 @@ async def explain(database: Database, named: str) -> Explanation | None:
     if text is None and not rows:
         return None
     decision = msgspec.json.decode(text) if text else None
-    return Explanation(request_id=request_id, decision=decision, rows=rows, notes=noted)
+    tiers = alternatives(decision, rows) if decision else []
+    return Explanation(request_id=request_id, decision=decision, tiers=tiers, rows=rows, notes=noted)
 
 
 async def request_of(connection: AsyncConnection, named: str) -> str:

@@ -1,7 +1,7 @@
-"""The record of a decision: all that it takes to make it again, and what it would have cost at the tiers beside it.
+"""The record of a decision: all that it takes to make it again, and what its price would have been elsewhere.
 
 Made for every request, so it refers to what is there already: models are described once per price, the classifier's
-numbers are passed on as they are. What things cost is computed when somebody looks (`counterfactual.py`).
+numbers are passed on as they are. What things cost is computed when somebody looks (`gateway/ledger/alternatives.py`).
 """
 
 from __future__ import annotations
@@ -51,26 +51,21 @@ class Descriptions:
         return known
 
     def beside(
-        self, tier: str, needs: Collection[str], input_tokens: int, served: Collection[str], *, batch: bool = False
+        self, needs: Collection[str], input_tokens: int, tiers: Collection[str], *, batch: bool = False
     ) -> list[Described]:
-        """The first model that could do it of the next smaller and of the next larger tier that have one.
+        """Of every tier but these the first model that could do what the request needs.
 
         Args:
-            tier: where the request goes.
             needs: capabilities that it needs.
-            served: tiers that need not be named, because the record has a model of theirs.
+            tiers: those of which the record has a model already.
         """
-        if tier not in TIERS:
-            return []
-        at = TIERS.index(tier)
         found = []
-        for order in (reversed(TIERS[:at]), TIERS[at + 1 :]):
-            for other in order:
-                able = [m for m in self._tiers[other] if not needs or self._settings.abilities(m).issuperset(needs)]
-                if able:
-                    if other not in served:
-                        found.append(self.of(able[0], input_tokens, batch=batch))
-                    break
+        for tier, models in self._tiers.items():
+            if tier not in tiers:
+                for model in models:
+                    if not needs or self._settings.abilities(model).issuperset(needs):
+                        found.append(self.of(model, input_tokens, batch=batch))
+                        break
         return found
 
     def _describe(self, model: str, price: ModelPrice, input_tokens: int) -> Described:
@@ -126,8 +121,12 @@ def record_of(services: Services, life: Life) -> Decision | None:
         model=first.model,
         features=features,
         candidates=[describe.of(candidate.model, tokens, batch=batch) for candidate in life.candidates],
-        beside=describe.beside(first.tier, asked.needs if asked else (), tokens, tiers, batch=batch),
+        beside=[] if first.tier not in TIERS else describe.beside(_needs(life), tokens, tiers, batch=batch),
     )
+
+
+def _needs(life: Life) -> Collection[str]:
+    return life.asked.needs if life.asked is not None else ()
 
 
 def _outcomes(table: SuccessTable, profile: TaskProfile) -> dict[str, float]:

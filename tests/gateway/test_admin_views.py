@@ -52,7 +52,8 @@ async def test_a_request_is_explained(door: FrontDoor) -> None:
         found = await explain(door.services.database, request_id)
         assert found is not None
         assert await someone.get(f"requests/{request_id}") == {
-            "request_id": request_id, "decision": found.decision, "attempts": found.rows,
+            "request_id": request_id, "decision": found.decision, "tiers": found.tiers, "attempts": found.rows,
+            "notes": found.notes,
         }  # fmt: skip
     assert refused(await someone.ask("GET", "requests/req-none")) == (404, "not_found")
     bound = await admin(door, organisation="acme")

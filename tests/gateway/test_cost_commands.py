@@ -35,8 +35,15 @@ def config(tmp_path: Path) -> Path:
         decision = Decision(
             request_id="r0", ts_ms=1, policy="default", policy_version="3", rule="everything else",
             why="no rule matched",
-            features={"prompt_tokens": 1000, "tags": ["a=b"], "p_success": {"small": 0.262214200304, "large": 0.5}},
-            candidates=[{"model": "m0", "tier": "small"}],
+            features={
+                "prompt_tokens": 1000, "tags": ["a=b"], "kinds": {"exam": 0.262214200304},
+                "quality_target": 0.8, "input_estimate": 900, "output_estimate": 10,
+                "p_success": {"small": 0.262214200304, "large": 0.9, "xlarge": 0.93}, "outcomes": {"small": 2.5},
+                "p_success_lower": {"small": 0.24, "large": 0.85, "xlarge": 0.9},
+            },
+            candidates=[{"model": "m0", "tier": "small", "rates": [10**9, 10**8, 10**9, 10**9, 10**9], "price": "v@1"}],
+            tier="large", reason="auto_target",
+            beside=[{"model": "m9", "tier": "xlarge", "rates": [10**10, 10**9, 10**9, 10**10, 10**10], "price": "v@9"}],
         )  # fmt: skip
         await database.insert_rows(rows, [decision])
         await database.close()
@@ -102,8 +109,14 @@ def test_explain_tells_the_decision_and_the_attempts(config: Path) -> None:
         "m0 on local: success (200)",
         "small (asked for large)",
         "time       250 ms, first token after 12 ms",
-        "  features\n    prompt_tokens  1000\n    tags           a=b\n    p_success      small 0.262, large 0.5\n",
+        "  features\n    prompt_tokens    1000\n    tags             a=b\n    kinds            exam 0.262\n",
         "  candidate 1\n    model  m0\n    tier   small\n",
+        "  tiers\n"
+        "    tier    model     P  at least  outcomes    cost $\n"
+        "    small   m0     0.26      0.24       2.5  0.000998  answered: may fail: at least 0.24 is below the target 0.80"
+        "\n    large   -      0.90      0.85         -         -  the smallest that is good enough, but no model of it"
+        " could serve\n"
+        "    xlarge  m9     0.93      0.90         -   0.00998  good enough, and larger than it takes\n",
         "1000 in (10 cached), 7 out",
         "$1.00 at v@1",
         "app=[red]x[/]",
