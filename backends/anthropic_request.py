@@ -77,7 +77,7 @@ def messages_request(payload: Json, model: str, stream: bool) -> dict[str, Any]:
         body["stop_sequences"] = [stop] if isinstance(stop, str) else stop
     if user := payload.get("safety_identifier") or payload.get("user"):
         body["metadata"] = {"user_id": user}
-    if tier := payload.get("service_tier"):
+    if (tier := payload.get("service_tier")) and tier != "flex":  # which says how long the client would wait
         body["service_tier"] = _one_of(_SERVICE_TIERS, tier, "service_tier")
     if tools := payload.get("tools"):
         body["tools"] = [_tool(tool, f"tools[{number}]") for number, tool in enumerate(tools)]

@@ -37,6 +37,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
     `context_length` in tokens, 0 if it is not known. `prefill`: it can continue an answer that another began.
     `output_limit_field`: the one field by which its server knows the most tokens of a chat answer; None: any.
+    `flex`: its server knows the service tier `flex`.
     """
 
     model: str
@@ -46,6 +47,7 @@ class Candidate(msgspec.Struct, frozen=True):
     context_length: int = 0
     prefill: bool = False
     output_limit_field: OutputLimitField | None = None
+    flex: bool = False
 
 
 Operation = Literal["chat", "completions", "embeddings", "rerank"]

@@ -77,6 +77,8 @@ class OpenAIDialect:
         payload = {**call.payload, **call.extra_for(candidate), "model": candidate.upstream_model}
         if candidate.output_limit_field is not None and call.operation == "chat":
             _limit_output_by(candidate.output_limit_field, payload)
+        if not candidate.flex and payload.get("service_tier") == "flex":
+            del payload["service_tier"]
         if call.continues:  # vLLM's and SGLang's fields, and the bundled engine's
             payload["continue_final_message"], payload["add_generation_prompt"] = True, False
         if call.stream:

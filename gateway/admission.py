@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from backends.dispatch import Candidate
 from backends.protocol import whole_number
+from gateway.access.budget_queue import Wait
 from gateway.access.input_bound import input_bound
 from gateway.access.limits import Admission, BudgetExhausted, Refused, Scope
 from gateway.access.policy_scopes import scopes_of
@@ -26,6 +29,7 @@ from gateway.http import Exchange
 from gateway.idempotency.step import idempotency_key
 from gateway.ledger.prices import estimate
 from gateway.life import Life
+from policies.load import Policy
 
 if TYPE_CHECKING:
     from gateway.services import Services
@@ -74,7 +78,7 @@ def read_headers(life: Life) -> None:
             raise BadRequest("'x-tierline-deadline-ms' must be a whole number of milliseconds, up to a day.")
         life.deadline = life.started + deadline_ms / 1000
     if (tags := exchange.header(b"x-tierline-tags")) is not None:
-        life.tags = _tags(tags)
+        life.tags = read_tags(tags)
     life.cache_directives = read_cache_headers(exchange.header(b"cache-control"), exchange.header(b"x-tierline-cache"))
     if (key := exchange.header(b"idempotency-key")) is not None:
         life.idempotency_key = idempotency_key(key)
@@ -90,7 +94,8 @@ async def receive(services: Services, life: Life) -> bytes:
     """
     principal = life.principal
     assert principal is not None
-    if not life.exchange.has(b"idempotency-key"):  # such a one may be repeated, which counts for nothing
+    # One with such a key may be repeated, which counts for nothing; a line of a batch waits for its limits.
+    if not life.exchange.has(b"idempotency-key") and life.line is None:
         try:
             services.closed.check(principal.scopes)
         except Refused as error:
@@ -100,7 +105,8 @@ async def receive(services: Services, life: Life) -> bytes:
     return await life.exchange.body(services.settings.server.max_body_bytes, life.deadline, life.room)
 
 
-def _tags(header: str) -> dict[str, str]:
+def read_tags(header: str) -> dict[str, str]:
+    """The pairs of `x-tierline-tags`. Raises BadRequest."""
     with suppress(UnicodeDecodeError):  # clients send UTF-8; what is none stays Latin-1, as HTTP once had it
         header = header.encode("latin-1").decode()
     tags: dict[str, str] = {}
@@ -132,13 +138,14 @@ async def admit(services: Services, life: Life, *, free: bool = False) -> None:
     assert policy is not None
     scopes = scopes_of(principal, policy)
     tokens = cost_nanousd = 0
-    if free or life.cache_directives.only_if_cached:
+    costs = not (free or life.cache_directives.only_if_cached)
+    if not costs:
         # It asks no model and costs nothing, so it needs no money and no tokens: a spent budget does not stop it.
         scopes = tuple(replace(scope, tokens_per_minute=None, budget_nanousd=None) for scope in scopes)
     else:
         assert life.asked is not None
         life.input_hold = await services.measuring.run(life, partial(input_bound, life.asked.chat()))
-        tokens, cost_nanousd = _set_aside(services, life, principal)
+        tokens, cost_nanousd = set_aside(services, life, life.candidates)
     if life.internal:
         scopes = tuple(Scope(s.id, budget_nanousd=s.budget_nanousd, label=s.label) for s in scopes if s.budget_nanousd)
     admission = Admission(
@@ -149,10 +156,15 @@ async def admit(services: Services, life: Life, *, free: bool = False) -> None:
         ttl_s=services.settings.hold_ttl_seconds,
         unlimited=principal.unlimited,
     )
+    waits = not (free or life.internal)
+    for_money = _wait_for_money(services, life, policy, admission) if waits and costs else None
     try:
-        life.grant = await services.queue.admit(
-            admission, principal.key_id, life.deadline, waits=not (free or life.internal)
-        )
+        if life.line is not None:
+            life.grant = await life.line.admitted(life, admission)
+        elif for_money is not None:
+            life.grant = await services.budget_queue.admit(admission, principal.key_id, life.deadline, for_money)
+        else:
+            life.grant = await services.queue.admit(admission, principal.key_id, life.deadline, waits=waits)
     except TimeoutError:
         raise Unavailable(
             "The request's deadline passed while it waited for others to end.", status=504, code="backend_deadline"
@@ -161,6 +173,34 @@ async def admit(services: Services, life: Life, *, free: bool = False) -> None:
         _learn(services, principal, error)
         raise _over_limit(services, life, error) from None
     life.standing = life.grant.standing
+
+
+def _wait_for_money(services: Services, life: Life, policy: Policy, admission: Admission) -> Wait | None:
+    """How the request waits where a budget refuses it; None: it does not."""
+    if not _queues(policy):
+        return None
+    assert policy.budget is not None
+    principal = life.principal
+    assert principal is not None
+
+    def renew() -> tuple[Admission, bool]:
+        asking = services.keys.known(principal.key_id)
+        if asking is None:
+            raise Unauthenticated(
+                "The API key was revoked, or has expired, while the request waited for money.", code="revoked_api_key"
+            )
+        try:
+            now = services.policies.current.named(policy.name)
+        except KeyError:  # its file is gone: those who wait under it are the last that it applies to
+            now = policy
+        return replace(admission, scopes=scopes_of(asking, now), unlimited=asking.unlimited), _queues(now)
+
+    patience_s = policy.budget.queue_at_most if life.patient else services.settings.limits.queue_timeout_s
+    return Wait(renew, patience_s)
+
+
+def _queues(policy: Policy) -> bool:
+    return policy.budget is not None and policy.budget.when_exhausted == "queue"
 
 
 async def count_fault(services: Services, life: Life, fault: GatewayError) -> GatewayError:
@@ -204,16 +244,17 @@ def _over_limit(services: Services, life: Life, error: Refused) -> GatewayError:
     return kind(error.message, headers=headers)
 
 
-def _set_aside(services: Services, life: Life, principal: Principal) -> tuple[int, int]:
+def set_aside(services: Services, life: Life, candidates: Sequence[Candidate]) -> tuple[int, int]:
     """Tokens and nano-dollars for the dearest candidate: an upper estimate of the input, and the expected output.
 
     A stream's hold is raised as it grows. A plain answer is seen only when it is whole, so where it has a bound, all of
     that is held.
     """
-    asked = life.asked
+    asked, principal = life.asked, life.principal
     assert asked is not None
+    assert principal is not None
     dearest = 0
-    for model in {candidate.model for candidate in life.candidates}:
+    for model in {candidate.model for candidate in candidates}:
         settings = services.settings.models[model]
         limit = asked.max_tokens or settings.max_output_tokens
         most = min(limit or settings.context_length, settings.context_length)
@@ -222,5 +263,6 @@ def _set_aside(services: Services, life: Life, principal: Principal) -> tuple[in
             most = services.estimator.estimate(principal.key_id, model, most)
         output = asked.generated * most
         life.output_hold = max(life.output_hold, output)
-        dearest = max(dearest, estimate(services.prices.price_for(model), life.input_hold, output))
+        price = services.prices.price_for(model, batch=life.line is not None)
+        dearest = max(dearest, estimate(price, life.input_hold, output))
     return life.input_hold + life.output_hold, dearest

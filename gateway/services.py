@@ -325,4 +325,3 @@ class Services:
                 self.metrics.promises.forget()
                 self.metrics.replicas.take(None)
             await asyncio.sleep(PROMISES_INTERVAL_S)
-

@@ -126,7 +126,10 @@ class Metrics:
             registry,
         )
         self.batches = Gauge(
-            "tierline_batches", "Batches that have not ended, of all processes, by status.", ["status"], registry=registry
+            "tierline_batches",
+            "Batches that have not ended, of all processes, by status.",
+            ["status"],
+            registry=registry,
         )
         self.batch_oldest = Gauge(
             "tierline_batch_oldest_seconds", "Age of the oldest batch that has not ended.", registry=registry

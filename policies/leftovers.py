@@ -12,6 +12,7 @@ from policies.schema.base import Strict
 from policies.schema.cache import PROMISE_KEYS, CachePolicy
 from policies.schema.document import PolicyDocument
 from policies.schema.escalation import Escalate
+from policies.schema.limits import Budget
 from policies.schema.rollout import Rollout
 from policies.schema.routes import OnAbort
 from policies.schema.session import SessionPolicy
@@ -41,6 +42,7 @@ def without_leftovers(document: PolicyDocument) -> tuple[PolicyDocument, list[Le
     update = {
         "routes": tuple(routes),
         "on_abort": on_abort,
+        "budget": document.budget and _budget(document.budget, found),
         "session": document.session and _session(document.session, found),
         "cache": _cache(document.cache, found),
         "rollout": _rollout(document.rollout, found),
@@ -62,6 +64,12 @@ def _escalate(given: Escalate, path: Location, found: list[Leftover]) -> Escalat
     if not given.asks_confidence:
         return _drop(given, ("confidence", "mean_logprob"), path, "has an effect only with 'low_confidence'", found)
     return given
+
+
+def _budget(given: Budget, found: list[Leftover]) -> Budget:
+    if given.when_exhausted == "queue":
+        return given
+    return _drop(given, ("queue_at_most",), ("budget",), "has an effect only with 'when_exhausted: queue'", found)
 
 
 def _session(given: SessionPolicy, found: list[Leftover]) -> SessionPolicy:

@@ -76,6 +76,7 @@ class AdmissionQueue:
         self._blocked: dict[str, str] = {}  # owners whose turn would be in vain: the scope without room
         self._paces: dict[str, _Pace] = {}  # by owner, of those who wait; "" for all of them
         self._look_again: asyncio.TimerHandle | None = None
+        self.on_settled: Callable[[tuple[Scope, ...]], None] | None = None  # told what a request counted against
 
     @property
     def waiting(self) -> int:
@@ -127,6 +128,8 @@ class AdmissionQueue:
             ended = self._running.pop(hold_id, None)
             if ended is not None and self._queue.size:
                 self._freed(*ended)
+            if ended is not None and self.on_settled is not None:
+                self.on_settled(ended[1])
 
     async def _take_turn(self, admission: Admission, owner: str) -> Grant:
         """Ask the limiter. The turn that is used up was counted by whoever gave it."""

@@ -134,6 +134,7 @@ def _candidate(settings: Settings, name: str) -> Candidate:
         context_length=model.context_length,
         prefill="prefill" in settings.abilities(name),
         output_limit_field=settings.backends[model.backend].limits_output_by,
+        flex=settings.backends[model.backend].knows_flex,
     )
 
 

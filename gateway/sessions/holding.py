@@ -174,7 +174,7 @@ def _wish(settings: Settings, policy: Policy, decision: Decision) -> Wish | None
 
 
 def _cost(services: Services, life: Life, pin: Pin | None, wish: Wish) -> SwitchCost:
-    """What it costs to leave the pinned model for the larger tier; nothing is reckoned where nobody would look at it."""
+    """What it costs to leave the pinned model for a larger tier; not reckoned where nobody would look at it."""
     if pin is None or not wish.p_success or TIERS.index(wish.tier) <= TIERS.index(pin.tier):
         return NO_COST
     assert life.principal is not None

@@ -10,7 +10,7 @@ _WEIGHT: Final = 0.2
 
 
 class Rereading:
-    """Seconds per token that was not in a model's prompt cache, the newest weighing most. Models are configured ones."""
+    """Seconds per token that was not in a model's prompt cache, by model; the newest weigh most."""
 
     def __init__(self) -> None:
         self._per_token_s: dict[str, float] = {}

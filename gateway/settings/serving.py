@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, model_validator
 
 from backends.protocol import OutputLimitField
+from gateway.settings.placing import PlacementSettings, ReplicaSettings, check_placement
 from gateway.settings.strict import BackendName, BaseUrl, HeaderName, HeaderValue, ModelName, PriceVersion, Strict
 
 TierName = Literal["small", "medium", "large", "xlarge"]
@@ -23,6 +24,7 @@ class Price(Strict):
     input_usd_per_million: Decimal = Field(ge=0)
     output_usd_per_million: Decimal = Field(ge=0)
     cached_input_usd_per_million: Decimal | None = Field(None, ge=0, description="Default: the input price.")
+    batch_factor: Decimal | None = Field(None, ge=0, le=1, description="Of it, what lines of a batch pay; default: 1.")
 
 
 class ModelSettings(Strict):
@@ -71,14 +73,20 @@ class HedgeSettings(Strict):
 
 
 class BackendSettings(Strict):
-    """A server that serves models: `engine` (the bundled one, by name), `embedder` (the cache's), or `base_urls`."""
+    """A server that serves models: `engine` (the bundled one, by name), `embedder` (the cache's), `base_urls`, or
+    `replicas` that differ."""
 
     engine: str | None = None
     embedder: bool = Field(False, description="The cache process's embedding model; needs cache.embeddings_port.")
     base_urls: tuple[BaseUrl, ...] = ()
+    replicas: tuple[ReplicaSettings, ...] = ()
+    placement: PlacementSettings = PlacementSettings()
     dialect: Literal["openai", "anthropic"] = Field("openai", description="The API that the servers speak.")
     output_limit_field: OutputLimitField | None = Field(
         None, description="What they call the most tokens of a chat answer; default: what the client calls it."
+    )
+    flex: bool | None = Field(
+        None, description="Whether they know the service tier flex; default: OpenAI's own do, others do not."
     )
     api_key_env: str | None = Field(None, description="Environment variable that holds the backend's API key.")
     headers: dict[HeaderName, HeaderValue] = Field({})
@@ -92,24 +100,46 @@ class BackendSettings(Strict):
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        if [bool(self.engine), self.embedder, bool(self.base_urls)].count(True) != 1:
-            raise ValueError("give either 'engine', 'embedder: true' or 'base_urls'")
-        if self.dialect != "openai" and not self.base_urls:
+        if [bool(self.engine), self.embedder, bool(self.base_urls), bool(self.replicas)].count(True) != 1:
+            raise ValueError("give either 'engine', 'embedder: true', 'base_urls' or 'replicas'")
+        check_placement(self.replicas, self.placement)
+        if self.dialect != "openai" and (self.embedder or self.engines):
             raise ValueError("the bundled engine and embedder speak the dialect openai")
         if self.output_limit_field and (self.dialect != "openai" or self.embedder):
             raise ValueError("only servers of the dialect openai that chat have an 'output_limit_field'")
+        if self.flex and (self.dialect != "openai" or not self.urls):
+            raise ValueError("only servers of the dialect openai that have an address can know 'flex'")
         if len({name.lower() for name in self.headers}) < len(self.headers):
             raise ValueError("'headers' has a name twice: upper and lower case are the same")
         return self
 
     @functools.cached_property
+    def engines(self) -> tuple[str, ...]:
+        """The bundled engines that serve it, by name."""
+        if self.engine is not None:
+            return (self.engine,)
+        return tuple(replica.engine for replica in self.replicas if replica.engine is not None)
+
+    @functools.cached_property
+    def urls(self) -> tuple[str, ...]:
+        """The addresses that the file names."""
+        return self.base_urls or tuple(replica.url for replica in self.replicas if replica.url is not None)
+
+    @functools.cached_property
     def limits_output_by(self) -> OutputLimitField | None:
         """The field for the most tokens of a chat answer: `output_limit_field`, or what OpenAI's own servers want."""
-        if self.output_limit_field is None and self.dialect == "openai" and self.base_urls:
-            hosts = [urlsplit(url).hostname or "" for url in self.base_urls]
+        if self.output_limit_field is None and self.dialect == "openai" and self.urls:
+            hosts = [urlsplit(url).hostname or "" for url in self.urls]
             if all(host == "api.openai.com" or host.endswith(".openai.azure.com") for host in hosts):
                 return "max_completion_tokens"
         return self.output_limit_field
+
+    @functools.cached_property
+    def knows_flex(self) -> bool:
+        """Whether `service_tier: flex` is passed on: as `flex` says, or to OpenAI's own servers."""
+        if self.flex is not None:
+            return self.flex
+        return bool(self.urls) and all(urlsplit(url).hostname == "api.openai.com" for url in self.urls)
 
 
 class SamplingDefaults(Strict):

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from policies.schema.base import Strict
+from policies.schema.base import Duration, Strict
 
 
 class Limits(Strict):
@@ -22,6 +22,13 @@ class Budget(Strict):
     """Money per calendar month for the team the policy applies to."""
 
     monthly_usd: Decimal = Field(gt=0, max_digits=15, decimal_places=9)
-    when_exhausted: Literal["reject", "downgrade"] = Field(
-        "reject", description="reject: refuse with 429; downgrade: keep answering with the smallest tier."
+    when_exhausted: Literal["reject", "downgrade", "queue"] = Field(
+        "reject",
+        description="reject: refuse with 429; downgrade: keep answering with the smallest tier; queue: let requests wait"
+        " until there is money, then refuse.",
+    )
+    queue_at_most: Duration = Field(
+        3600.0,
+        description="With queue: how long requests wait whose answers may come late (service_tier flex); the others wait"
+        " for limits.queue_timeout_s of tierline.yaml.",
     )

@@ -36,7 +36,7 @@ def odds(small: float, medium: float, large: float = 0.9, xlarge: float = 0.9) -
 
 
 def returns(tiers: list[str]) -> int:
-    """A → B → A, at any distance: times that a conversation comes back to the tier that it was on before the present."""
+    """A → B → A, at any distance: how often a conversation comes back to the tier before its present one."""
     run = [tier for number, tier in enumerate(tiers) if number == 0 or tiers[number - 1] != tier]
     return sum(run[i] == run[i - 2] for i in range(2, len(run)))
 
@@ -123,7 +123,7 @@ def test_no_wishes_whatever_make_it_go_back_and_forth(turns: list[Wish], downgra
     steps = play(turns, Terms(0.05, downgrade_after))
     ups = sum(taken.outcome == "upgraded" for taken in steps)
     downs = sum(taken.outcome == "downgraded" for taken in steps)
-    # Between two downgrades without a return there are at most three steps down to go; each return doubles the patience.
+    # Without a return there are at most three steps to go down; each return doubles the patience.
     assert returns([taken.tier for taken in steps]) <= 2 * (math.log2(len(turns) / downgrade_after + 1) + 1)
     assert ups + downs <= 6 * (math.log2(len(turns) / downgrade_after + 1) + 2)
 
