@@ -24,7 +24,7 @@ from sqlalchemy import (
 from sqlalchemy import UniqueConstraint as Unique
 
 # The newest migration. A database that says so needs no migration, so alembic is not even imported.
-HEAD: Final = "0012"
+HEAD: Final = "0013"
 
 metadata = MetaData(
     naming_convention={
@@ -161,6 +161,7 @@ decisions = Table(
     Column("request_id", Text, primary_key=True),
     Column("ts_ms", BigInteger, nullable=False),
     Column("json", Text, nullable=False),  # a whole `rows.Decision`
+    Index(None, "ts_ms", "request_id"),
 )
 
 # What happened to requests beside their attempts, such as an escalation or a judgement of their answer.

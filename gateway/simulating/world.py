@@ -1,0 +1,73 @@
+"""What policies decide about in a simulation: the models, prices and learnt tables of this installation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gateway.ledger.prices import ModelPrice, PriceBook, cost
+from gateway.ledger.usage import Usage
+from gateway.outcomes.service import learned
+from gateway.outcomes.weighing import Counted
+from gateway.settings import Settings
+from policies.evaluate import Decision
+from policies.facts import Facts
+from policies.load import Policy
+from policies.simulation.recorded import Served, Tokens
+from tiers.success import SuccessTable, default_table
+
+Conditions = Sequence[tuple[str, str | None]]
+
+
+class Installation:
+    """Implements `policies.simulation.recorded.World`. Prices are those of now, on both sides."""
+
+    def __init__(
+        self, settings: Settings, outcomes: list[Counted], conditions: Mapping[tuple[str, str], Conditions]
+    ) -> None:
+        self._settings = settings
+        self._outcomes = outcomes
+        self._conditions = conditions
+        book = PriceBook(settings)
+        self._prices: dict[str, ModelPrice] = {name: book.price_for(name) for name in settings.models}
+        self._tables: dict[str, SuccessTable] = {}
+
+    def serve(self, decision: Decision, facts: Facts) -> Served | None:
+        """The first model that can take the request: that of the decision, else of its tier, else of the others."""
+        settings = self._settings
+        names = [decision.model] if decision.model is not None else []
+        tiers = [tier for tier in (decision.tier, *decision.fallback_tiers) if tier]
+        names += [name for tier in tiers for name in settings.tier_models(tier)]
+        needs = {
+            capability for capability, needed in (("tools", facts.has_tools), ("vision", facts.has_images)) if needed
+        }
+        for name in names:
+            model = settings.models.get(name)
+            if model is not None and needs <= settings.abilities(name) and facts.prompt_tokens < model.context_length:
+                return Served(name, model.shown_tier)
+        return None
+
+    def cost(self, model: str, tokens: Tokens) -> tuple[int, int]:
+        price = self._prices.get(model)
+        if price is None:
+            return 0, 0
+        usage = Usage(
+            input_tokens=tokens.input,
+            output_tokens=tokens.output,
+            cached_input_tokens=tokens.cached_input,
+            cache_write_tokens=tokens.cache_write,
+            reasoning_tokens=tokens.reasoning,
+        )
+        found = cost(price, usage)
+        output = found.output + found.reasoning
+        return found.total_nanousd - output, output
+
+    def table(self, policy: Policy) -> SuccessTable:
+        if policy.document.learn == "off":
+            return default_table()
+        found = self._tables.get(policy.name)
+        if found is None:
+            found = self._tables[policy.name] = learned(self._outcomes, policy.name)[0]
+        return found
+
+    def conditions(self, policy: str, version: str) -> Conditions | None:
+        return self._conditions.get((policy, version))
