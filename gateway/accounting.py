@@ -40,7 +40,9 @@ class Accounting:
     def __init__(self, services: Services, life: Life) -> None:
         self._services = services
         self._life = life
+        self._attempts = 0
         self._open: dict[str, LedgerRow] = {}  # rows of attempts that have started and not ended
+        self._put_by: list[Attempt] = []  # their answers are whole, and another one may be given
         self._progress_at = time.monotonic() + PROGRESS_INTERVAL_S
         self._touch_at = time.monotonic() + services.settings.hold_ttl_seconds / 2
         self._settled = False
@@ -51,9 +53,10 @@ class Accounting:
         if life.attempt is None and not life.internal and life.line is None:
             self._services.metrics.overhead.observe(time.monotonic() - life.exchange.received_at)
         life.attempt = attempt
-        row = self._row(attempt.id, attempt.number, attempt.candidate)
+        self._attempts += 1  # an attempt's own number counts within one dispatch
+        row = self._row(attempt.id, self._attempts, attempt.candidate)
         row.ts_ms = int(attempt.started_at * 1000)
-        row.replica = attempt.replica
+        row.replica, row.placed = attempt.replica, attempt.placed
         self._charge(row, Usage(input_tokens=life.input_estimate, output_tokens=0, source="estimated"))
         try:
             self._services.journal.append(Open(row))
@@ -139,20 +142,44 @@ class Accounting:
         """Write the row of the attempt that answered, or failed while answering. The first outcome stands."""
         life = self._life
         attempt = life.attempt
-        row = self._open.pop(attempt.id, None) if attempt else None
-        if attempt is None or row is None:
+        if attempt is None or attempt in self._put_by or (row := self._open.pop(attempt.id, None)) is None:
             return
         attempt.error = error or attempt.error
+        self._bill(row)
+        self._close(row, attempt, outcome)
+        life.served = row
+
+    def _bill(self, row: LedgerRow) -> None:
+        """Charge an answer by what the server reports, or what was counted of it."""
+        life = self._life
         output = life.meter.counted_output()
         counted = Usage(input_tokens=life.input_estimate, output_tokens=output, source="counted")
         usage = from_openai(life.meter.usage, counted) or counted
         self._charge(row, usage)
         row.finish_reason = ",".join(sorted(set(life.meter.finish_reasons.values())))
         row.set_answer_id(life.meter.answer_id)
-        self._close(row, attempt, outcome)
         life.tokens += usage.total_tokens
         life.cost_nanousd += row.cost_nanousd
-        life.served = row
+
+    def put_by(self) -> None:
+        """The answer of the latest attempt is whole, and another one may be given in its place: its cost counts, and is
+        on record for a crash, but its row stays open until `take_up`, or until the end, when it is `escalated`."""
+        life = self._life
+        attempt = life.attempt
+        assert attempt is not None
+        row = self._open[attempt.id]
+        self._bill(row)
+        self._journal(Progress(attempt.id, row.output_tokens, row.cost_nanousd))
+        self._put_by.append(attempt)
+        life.output_hold = 0  # all of it is used: the next step has its own
+
+    def take_up(self, attempt: Attempt) -> None:
+        """The answer of this attempt, put by before, is given after all: it is the one to be settled."""
+        life, row = self._life, self._open[attempt.id]
+        self._put_by.remove(attempt)
+        life.attempt = attempt
+        life.tokens -= row.usage().total_tokens
+        life.cost_nanousd -= row.cost_nanousd
 
     def answered_from_cache(
         self, model: str, tier: str, usage: Usage, saved_nanousd: int, finish_reason: str = "stop"
@@ -195,6 +222,9 @@ class Accounting:
             return
         life = self._life
         self.answered(outcome, error)
+        while self._put_by:
+            attempt = self._put_by.pop(0)
+            self._close(self._open.pop(attempt.id), attempt, "escalated")
         if life.session is not None and (moved := follow(self._services, life)) is not None:
             self.note("session", moved)
         try:
@@ -263,6 +293,8 @@ class Accounting:
     def _count(self, row: LedgerRow) -> None:
         metrics = self._services.metrics
         metrics.attempts.labels(row.backend, row.model, row.outcome).inc()
+        if row.placed and (placer := self._services.pools[row.backend].placer) is not None:
+            placer.hit_tokens += row.cached_input_tokens
         metrics.tokens.labels(row.model, "input").inc(row.input_tokens - row.cached_input_tokens)
         metrics.tokens.labels(row.model, "cached_input").inc(row.cached_input_tokens)
         metrics.tokens.labels(row.model, "output").inc(row.output_tokens)

@@ -251,7 +251,8 @@ class Turn:
         row = life.served
         assert life.decision is not None
         # What a fallback answered must not pass for the answer of the model that was meant.
-        if row is None or row.model != life.candidates[0].model:
+        # One that a larger tier gave, after a check had failed, is what this request would get again.
+        if row is None or (row.model != life.candidates[0].model and life.climb is None):
             return None
         answer = _fold(parts) if life.stream else _decode(parts[0])
         if answer is None or eligibility.storable(answer) is not None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from backends.attempt import Call, NoBackend, UpstreamRefused
 from backends.dialect import CannotTranslate
-from backends.dispatch import Dispatched
+from backends.dispatch import Candidate, Dispatched
 from gateway.accounting import Accounting
 from gateway.dialects.errors import BadRequest, GatewayError, RateLimited, Unavailable
 from gateway.life import Life
@@ -16,27 +18,41 @@ if TYPE_CHECKING:
     from gateway.services import Services
 
 
-async def dispatch(services: Services, life: Life, accounting: Accounting) -> Dispatched:
+async def dispatch(
+    services: Services,
+    life: Life,
+    accounting: Accounting,
+    candidates: Sequence[Candidate] | None = None,
+    deadline: float | None = None,
+) -> Dispatched:
     """Send the request to its candidates, in order, until one has begun to answer.
+
+    Args:
+        candidates, deadline: of a further step, in place of the request's own.
 
     Raises:
         GatewayError: what to tell the client when none did, or when one refused the request itself.
     """
     asked = life.asked
     assert asked is not None
+    candidates = candidates or life.candidates
+    placement = None
+    if services.placing.chooses(candidates):
+        placement = await services.measuring.run(life, partial(services.placing.of, life, candidates))
     call = Call(
         payload=asked.payload,
         operation=asked.operation,
         stream=life.stream,
         request_id=life.request_id,
-        deadline=life.deadline,
+        deadline=life.deadline if deadline is None else deadline,
         extra=lambda candidate: services.extra_fields(candidate, life),
         native=asked.native,
         headers=native_headers(life) if asked.native is not None else {},
         owner=life.principal.key_id if life.principal else "",
+        placement=placement,
     )
     try:
-        answer = await services.dispatcher.open(call, life.candidates, accounting)
+        answer = await services.dispatcher.open(call, candidates, accounting)
     except UpstreamRefused as error:
         raise _refusal(error) from error
     except CannotTranslate as error:

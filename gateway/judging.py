@@ -178,6 +178,7 @@ async def _ask(services: Services, case: Case, origin: _Origin) -> str:
         why=f"the answer of {origin.request_id} is compared with one from the cache",
         fallback_tiers=(),
         fallback_reason=None,
+        escalate=None,
     )
     life.input_estimate = estimate_prompt_tokens(messages)
     limit = ("max_tokens", MOST_OUTPUT_TOKENS)

@@ -56,7 +56,7 @@ class Escalate(Strict):
 
     @field_validator("to")
     @classmethod
-    def _ascending(cls, to: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    def _ascending(cls, to: str | tuple[TierName, ...]) -> str | tuple[TierName, ...]:
         return to if isinstance(to, str) else ascending(to, least=1)
 
     @model_validator(mode="after")
@@ -71,7 +71,7 @@ class Escalate(Strict):
         return "low_confidence" in self.when
 
 
-def ascending(tiers: tuple[str, ...], *, least: int) -> tuple[str, ...]:
+def ascending(tiers: tuple[TierName, ...], *, least: int) -> tuple[TierName, ...]:
     """The tiers, if there are so many of them and each is larger than the one before.
 
     Raises:
