@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from gateway.cli import policy_examples, policy_history, policy_rollout
+from gateway.cli import policy_examples, policy_history, policy_rollout, policy_simulate
 from gateway.cli.common import ConfigOption, Exit, JsonOption, fail, print_json
 from gateway.cli.policy_folder import environment
 from tiers import TIERS
@@ -112,6 +112,7 @@ def explain(
 
 
 app.command("test")(policy_examples.run_examples)
+app.command()(policy_simulate.simulate)
 app.command()(policy_history.history)
 app.command()(policy_history.show)
 app.command()(policy_history.diff)
