@@ -210,7 +210,10 @@ async def edge(limits: Limits) -> AsyncIterator[Edge]:
     application = Application()
     server = Server(application, limits, port=0, lifespan="off")
     serving = asyncio.create_task(server.serve())
-    while not server.started:  # noqa: ASYNC110
+    while not server.started:
+        if serving.done():
+            serving.result()
+            raise RuntimeError("the server did not start: see the log above")
         await asyncio.sleep(0.001)
     port = server.servers[0].sockets[0].getsockname()[1]
     running = Edge(server, application, port, stopping=serving)
