@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from backends.breaker import STATES
+from backends.placement.placer import WHYS
 from backends.pool import Pool
 
 
@@ -39,8 +40,8 @@ class BackendCollector(Collector):
         )
         for name, pool in self._pools.items():
             queued.add_metric([name], pool.queued)
-            states = [replica.state for replica in pool.snapshot()]
-            for state in STATES:
+            states: list[str] = [replica.state for replica in pool.snapshot()]
+            for state in (*STATES, "closed"):
                 replicas.add_metric([name, state], states.count(state))
             retries.add_metric([name, "made"], pool.retries.spent)
             retries.add_metric([name, "refused"], pool.retries.refused)
@@ -49,3 +50,40 @@ class BackendCollector(Collector):
                 hedges.add_metric([name, "refused"], pool.hedging.share.refused)
             continued.add_metric([name], pool.continued)
         yield from (queued, replicas, retries, hedges, continued)
+        yield from self._placement()
+
+    def _placement(self) -> Iterator[Metric]:
+        """Of the backends that have several replicas."""
+        chosen = CounterMetricFamily(
+            "tierline_placement", "Choices between replicas, by their reason.", labels=["backend", "reason"]
+        )
+        expected = CounterMetricFamily(
+            "tierline_placement_expected_hit_tokens",
+            "Tokens of prompts that the chosen replicas were believed to hold.",
+            labels=["backend"],
+        )
+        actual = CounterMetricFamily(
+            "tierline_placement_hit_tokens",
+            "Tokens of prompts that they did hold, as their answers say.",
+            labels=["backend"],
+        )
+        imbalance = GaugeMetricFamily(
+            "tierline_placement_imbalance", "The most work on a replica, in multiples of the mean.", labels=["backend"]
+        )
+        pages = GaugeMetricFamily(
+            "tierline_placement_pages", "Pages that replicas have told that they hold.", labels=["backend"]
+        )
+        telling = GaugeMetricFamily("tierline_placement_telling", "Replicas that tell their pages.", labels=["backend"])
+        for name, pool in self._pools.items():
+            placer = pool.placer
+            if placer is None:
+                continue
+            for reason in WHYS:
+                chosen.add_metric([name, reason], placer.chosen[reason])
+            expected.add_metric([name], placer.expected_hit_tokens)
+            actual.add_metric([name], placer.hit_tokens)
+            imbalance.add_metric([name], placer.imbalance())
+            if pool.feeds is not None and placer.index is not None:
+                pages.add_metric([name], placer.index.pages)
+                telling.add_metric([name], pool.feeds.listening)
+        yield from (chosen, expected, actual, imbalance, pages, telling)

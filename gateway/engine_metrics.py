@@ -38,12 +38,11 @@ class _Families(Collector):
 async def engine_metrics(services: Services) -> bytes:
     """Metrics of all bundled engines in the text format; empty if there are none."""
     settings = services.settings
-    backends = [name for name, backend in settings.backends.items() if backend.engine]
-    pages = await asyncio.gather(*(_fetch(services, name) for name in backends))
+    engines = list(dict.fromkeys(engine for backend in settings.backends.values() for engine in backend.engines))
+    pages = await asyncio.gather(*(_fetch(services, engine) for engine in engines))
     own = {metric.name for metric in services.metrics.registry.collect()}
     merged: dict[str, Metric] = {}
-    for backend, page in zip(backends, pages, strict=True):
-        engine = settings.backends[backend].engine or backend
+    for engine, page in zip(engines, pages, strict=True):
         for family in text_string_to_metric_families(page):
             if family.name in own or not family.name.startswith(_PREFIXES):
                 continue
@@ -57,8 +56,8 @@ async def engine_metrics(services: Services) -> bytes:
     return generate_latest(registry)
 
 
-async def _fetch(services: Services, backend: str) -> str:
-    base_url = services.settings.base_urls(backend)[0]
+async def _fetch(services: Services, engine: str) -> str:
+    base_url = services.settings.engine_url(engine)
     origin = Origin(base_url.removesuffix("/v1"))
     request = f"GET {origin.path}/metrics HTTP/1.1\r\nhost: {origin.authority}\r\nconnection: close\r\n\r\n".encode()
     try:

@@ -35,9 +35,9 @@ def model_defaults(settings: Settings, name: str) -> dict[str, object]:
     """Request fields and the values that count for model `name` where a request leaves them out."""
     model = settings.models[name]
     defaults: dict[str, object] = {}
-    engine = settings.backends[model.backend].engine
-    if engine is not None:
-        sampling = settings.engines[engine].sampling
+    backend = settings.backends[model.backend]
+    if backend.engines and not backend.urls:  # of several, the first speaks for all: they are replicas of each other
+        sampling = settings.engines[backend.engines[0]].sampling
         defaults |= {**_ENGINE, "temperature": sampling.temperature, "top_p": sampling.top_p}
     if model.max_output_tokens is not None:
         defaults["max_completion_tokens"] = model.max_output_tokens

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,7 +48,9 @@ def process_specs(settings: Settings, config: Path, model_paths: Mapping[str, Pa
     Raises:
         CannotStart: an engine is asked for under two names, or a path is too long for a socket.
     """
-    specs = [engine_spec(settings, name, model_paths[name]) for name in autostarted(settings)]
+    # One for all engines, so that the pages of those that serve the same model can be compared.
+    page_seed = secrets.token_hex(32)
+    specs = [engine_spec(settings, name, model_paths[name], page_seed) for name in autostarted(settings)]
     if settings.cache.enabled:
         specs.append(cache_spec(settings))
     return [*specs, *gateway_specs(settings, config)]
@@ -58,7 +61,7 @@ def autostarted(settings: Settings) -> list[str]:
     return [name for name, engine in settings.engines.items() if engine.autostart]
 
 
-def engine_spec(settings: Settings, name: str, model: Path) -> ProcessSpec:
+def engine_spec(settings: Settings, name: str, model: Path, page_seed: str) -> ProcessSpec:
     engine = settings.engines[name]
     threads = engine.threads or default_threads(available_cores())
     options: dict[str, object] = {
@@ -80,7 +83,7 @@ def engine_spec(settings: Settings, name: str, model: Path) -> ProcessSpec:
         name=f"engine-{name}",
         argv=_module("engine", options),
         ready=http_probe(_reachable(engine.host), engine.port, "/health"),
-        env=_unless_set({**_PASSIVE_THREADS, "OMP_NUM_THREADS": str(threads)}),
+        env=_unless_set({**_PASSIVE_THREADS, "OMP_NUM_THREADS": str(threads), "TIERLINE_PAGE_SEED": page_seed}),
         stop_timeout_s=_DRAIN_S + _KILL_AFTER_DRAIN_S,
         address=f"{engine.host}:{engine.port}",
     )
@@ -194,7 +197,7 @@ def served_name(settings: Settings, engine: str) -> str:
     names = {
         model.upstream_model or name
         for name, model in settings.models.items()
-        if settings.backends[model.backend].engine == engine
+        if engine in settings.backends[model.backend].engines
     }
     if len(names) > 1:
         listed = ", ".join(sorted(names))

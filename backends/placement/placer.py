@@ -46,6 +46,7 @@ class Placer:
         self.index = index
         self.chosen: Counter[Why] = Counter()
         self.expected_hit_tokens = 0
+        self.hit_tokens = 0  # as the gateway says when it has read the answers
         self._replicas = replicas
         self._full = max(1, math.ceil(max_outstanding * preferences.overflow_at))
 

@@ -114,6 +114,7 @@ class PriceBook:
     def __init__(self, settings: Settings) -> None:
         self._models = settings.models
         self._fixed: dict[str, ModelPrice] = {}
+        self._of_batches: dict[str, ModelPrice] = {}  # where lines of batches pay another
         self._listed: dict[str, tuple[Any, Any]] = {}
         # The list has prices by date and time of day, to the minute; so a look-up is good for this minute.
         self._minute = -1
@@ -121,6 +122,8 @@ class PriceBook:
         for name, model in settings.models.items():
             if model.price is not None:
                 self._fixed[name] = _override(name, model.price)
+                if model.price.batch_factor is not None:
+                    self._of_batches[name] = _override(name, model.price, model.price.batch_factor)
             elif (listed := _find(name, model, settings)) is not None:
                 self._listed[name] = listed
             else:
@@ -131,13 +134,18 @@ class PriceBook:
                     name,
                 )
 
-    def price_for(self, model: str, service_tier: str | None = None, at: datetime | None = None) -> ModelPrice:
+    def price_for(
+        self, model: str, service_tier: str | None = None, at: datetime | None = None, *, batch: bool = False
+    ) -> ModelPrice:
         """The price of a model of the configuration; any other name is unpriced.
 
         Args:
+            batch: what lines of a batch pay.
             service_tier: what the vendor's answer says it was served as, such as `flex` or `priority`.
             at: the moment of the request (aware); default: now.
         """
+        if batch and (reduced := self._of_batches.get(model)) is not None:
+            return reduced
         fixed = self._fixed.get(model)
         if fixed is not None:
             return fixed
@@ -160,18 +168,20 @@ class PriceBook:
         return {name: self.price_for(name) for name in self._models}
 
 
-def _override(name: str, price: Price) -> ModelPrice:
+def _override(name: str, price: Price, factor: Decimal = Decimal(1)) -> ModelPrice:
+    """A price of the platform file, `factor` times."""
     cached = price.cached_input_usd_per_million
     try:
-        input_rate = parse_usd(price.input_usd_per_million)
-        output_rate = parse_usd(price.output_usd_per_million)
-        cached_rate = input_rate if cached is None else parse_usd(cached)
+        input_rate = parse_usd(price.input_usd_per_million * factor)
+        output_rate = parse_usd(price.output_usd_per_million * factor)
+        cached_rate = input_rate if cached is None else parse_usd(cached * factor)
     except InvalidAmount as error:
         raise InvalidPrice(f"the price of model '{name}': {error}") from error
     rates = Rates(
         input=input_rate, cached_input=cached_rate, cache_write=input_rate, output=output_rate, reasoning=output_rate
     )
-    return _versioned(price.version, "override", (rates,), 0)
+    version = price.version if factor == 1 else f"{price.version}*{factor}"
+    return _versioned(version, "override", (rates,), 0)
 
 
 def _versioned(version: str, source: PriceSource, bands: tuple[Rates, ...], request_nanousd: int) -> ModelPrice:
@@ -200,11 +210,11 @@ def _find(name: str, model: ModelSettings, settings: Settings) -> tuple[Any, Any
             raise InvalidPrice(text + _hint(listed, known)) from None
         return found
     backend = settings.backends.get(model.backend)
-    if backend is None or backend.engine:
+    if backend is None or backend.engines:
         # The bundled engine runs on your own machine: no vendor's price applies to it.
         return None
     upstream = model.upstream_model or name
-    for url in (*backend.base_urls, None):
+    for url in (*backend.urls, None):
         try:
             found = snapshot.find_provider_model(upstream, None, None, url)
         except LookupError:

@@ -27,6 +27,11 @@ def conflicts(settings: Settings, document: Document) -> Iterator[Problem]:
         if backend.engine and backend.engine not in settings.engines:
             text = f"engine '{backend.engine}' of backend '{name}' is not in 'engines'."
             yield document.problem(("backends", name, "engine"), text, _close(backend.engine, settings.engines))
+        for number, replica in enumerate(backend.replicas):
+            if replica.engine and replica.engine not in settings.engines:
+                text = f"engine '{replica.engine}' of backend '{name}' is not in 'engines'."
+                place = ("backends", name, "replicas", number, "engine")
+                yield document.problem(place, text, _close(replica.engine, settings.engines))
         if backend.embedder and (settings.cache.embeddings_port is None or not settings.cache.enabled):
             text = f"backend '{name}' needs cache.embeddings_port, and the cache enabled: it is the cache's embedder."
             yield document.problem(("backends", name, "embedder"), text)

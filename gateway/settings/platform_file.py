@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from gateway.settings import surroundings
+from gateway.settings.batches import BatchSettings
 from gateway.settings.conflicts import conflicts
 from gateway.settings.limits import ConcurrencySettings, LimitSettings
 from gateway.settings.process import AdminSettings, ServerSettings, TelemetrySettings
@@ -36,6 +37,7 @@ class Settings(Strict):
     cache: CacheSettings = CacheSettings()
     idempotency: IdempotencySettings = IdempotencySettings()
     responses: ResponsesSettings = ResponsesSettings()
+    batches: BatchSettings = BatchSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     admin: AdminSettings = AdminSettings()
     default_limits: LimitSettings = LimitSettings()
@@ -59,7 +61,7 @@ class Settings(Strict):
         backend = self.backends[model.backend]
         if backend.dialect == "anthropic":
             return model.capabilities | {"anthropic"}
-        if backend.engine is not None:
+        if backend.engines and not backend.urls:
             return model.capabilities | {"prefill"}
         return model.capabilities
 
@@ -74,11 +76,20 @@ class Settings(Strict):
         """Addresses of a backend's replicas, each ending in `/v1`."""
         settings = self.backends[backend]
         if settings.engine:
-            engine = self.engines[settings.engine]
-            return (f"http://{engine.host}:{engine.port}/v1",)
+            return (self.engine_url(settings.engine),)
+        if settings.replicas:
+            return tuple(
+                self.engine_url(replica.engine) if replica.engine else (replica.url or "").rstrip("/")
+                for replica in settings.replicas
+            )
         if settings.embedder:
             return (f"http://127.0.0.1:{self.cache.embeddings_port}/v1",)
         return tuple(url.rstrip("/") for url in settings.base_urls)
+
+    def engine_url(self, engine: str) -> str:
+        """Where a bundled engine is reached."""
+        settings = self.engines[engine]
+        return f"http://{settings.host}:{settings.port}/v1"
 
     def run_path(self, name: str) -> Path:
         """A file of the running system, such as a socket: `data_dir/run/NAME`."""

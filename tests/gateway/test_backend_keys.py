@@ -9,7 +9,8 @@ import yaml
 
 from bench.mock_upstream import MockUpstream
 from gateway import settings
-from gateway.services import MissingSecret, Services
+from gateway.backend_pools import MissingSecret
+from gateway.services import Services
 from tests.gateway.front_door import POLICY, configuration, front_door
 
 
