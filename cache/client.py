@@ -246,17 +246,19 @@ class CacheClient:
         tag: str | None = None,
         policy: str | None = None,
         exact: str | None = None,
+        entry: str | None = None,
     ) -> Purged:
         """Forget the entries that meet every condition given, all when none is; in every replica of the process.
 
         Args:
             scopes: those of any of these owners.
             exact: the answer to the request with this exact key.
+            entry: the answer with this id.
 
         Raises:
             CacheUnavailable: the process cannot answer now.
         """
-        request = wire.PurgeRequest(self._next_id(), scopes, model, older_than_s, tag, policy, exact)
+        request = wire.PurgeRequest(self._next_id(), scopes, model, older_than_s, tag, policy, exact, entry)
         reply = await self._ask(request, wire.PurgeReply, _PURGE_S)
         return Purged(reply.removed, reply.confirmed, reply.unconfirmed)
 

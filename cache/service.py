@@ -280,6 +280,7 @@ class Service:
                 tag=request.tag,
                 policy=request.policy,
                 exact=request.exact,
+                entry=request.entry,
             )
             for scope in ([None] if request.scopes is None else request.scopes)
         ]

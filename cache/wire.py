@@ -117,7 +117,8 @@ class StatsRequest(Message):
 
 
 class PurgeRequest(Message):
-    """Forget answers that meet every condition given; `scopes` are those of several owners, `exact` is a key's."""
+    """Forget answers that meet every condition given; `scopes` are those of several owners, `exact` is a key's, `entry`
+    the id of one answer."""
 
     scopes: list[str] | None = None
     model: str | None = None
@@ -125,6 +126,7 @@ class PurgeRequest(Message):
     tag: str | None = None
     policy: str | None = None
     exact: str | None = None
+    entry: str | None = None
 
 
 class EmbedRequest(Message):

@@ -25,6 +25,7 @@ class Purge(msgspec.Struct, frozen=True, kw_only=True):
 
     `scope`: organisation:NAME, team:NAME, team:ORGANISATION/NAME or key:NAME; an id may stand for a name.
     `older_than`: 90s, 30m, 12h, 7d. `tag`: NAME=VALUE, of the request that was answered; `policy`: under which it was.
+    `entry`: the one of this id, as the header x-tierline-cache-entry names it.
     """
 
     scope: str | None = None
@@ -32,6 +33,7 @@ class Purge(msgspec.Struct, frozen=True, kw_only=True):
     older_than: str | None = None
     tag: str | None = None
     policy: str | None = None
+    entry: str | None = None
     everything: bool = False
 
 
@@ -56,11 +58,9 @@ async def state(call: Call[None, None]) -> CacheState:
 
 async def purge(call: Call[None, Purge]) -> Purged:
     cache, given = _cache(call), call.body
-    conditions = {name: getattr(given, name) for name in ("model", "older_than", "tag", "policy")}
+    conditions = {name: getattr(given, name) for name in ("model", "older_than", "tag", "policy", "entry")}
     if given.everything == bool(given.scope or any(conditions.values())):
-        text = (
-            "Say which answers: 'scope', 'model', 'older_than', 'tag', 'policy', or 'everything' alone for every one."
-        )
+        text = "Say which: 'scope', 'model', 'older_than', 'tag', 'policy', 'entry', or 'everything' alone for all."
         raise BadRequest(text, code="invalid_value")
     check_known([given.model] if given.model else None, call.services.settings.models, "model")
     age_s = None if given.older_than is None else duration_ms(given.older_than, "older_than") / 1000
@@ -73,7 +73,12 @@ async def purge(call: Call[None, Purge]) -> Purged:
     scopes = named_scopes(await call.database(work))
     try:
         done = await cache.purge(
-            scopes, model=given.model, older_than_s=age_s, tag=given.tag or None, policy=given.policy or None
+            scopes,
+            model=given.model,
+            older_than_s=age_s,
+            tag=given.tag or None,
+            policy=given.policy or None,
+            entry=given.entry or None,
         )
         return Purged(done.removed, done.confirmed, done.unconfirmed)
     except CacheUnavailable as error:

@@ -63,6 +63,9 @@ def purge(
         str | None, typer.Option(metavar="NAME=VALUE", help="Only answers to requests with this tag.")
     ] = None,
     policy: Annotated[str | None, typer.Option(help="Only answers given under this policy.")] = None,
+    entry: Annotated[
+        str | None, typer.Option(metavar="ID", help="Only this one: the header x-tierline-cache-entry names it.")
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every answer; needed when no condition is given.")] = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -74,9 +77,9 @@ def purge(
     Exit code 1: no cache process answers, or not every one has confirmed; 2: no condition and no --all, or one that
     names nobody or nothing.
     """
-    conditions = {"model": model, "older_than": older_than, "tag": tag, "policy": policy}
+    conditions = {"model": model, "older_than": older_than, "tag": tag, "policy": policy, "entry": entry}
     if everything == bool(scope or any(conditions.values())):
-        options = "--scope, --model, --older-than, --tag, --policy"
+        options = "--scope, --model, --older-than, --tag, --policy, --entry"
         fail(f"say which answers: {options}, or --all alone for every one.", Exit.USAGE)
     age_s = duration(older_than, "--older-than").total_seconds() if older_than else None
     settings = settings_or_exit(config)
@@ -84,12 +87,13 @@ def purge(
     scopes = _scopes(settings, scope, conditions)
     done = _ask(
         settings,
-        lambda client: client.purge(scopes, model=model, older_than_s=age_s, tag=tag, policy=policy),
+        lambda client: client.purge(scopes, model=model, older_than_s=age_s, tag=tag, policy=policy, entry=entry),
     )
     if as_json:
         print_json({**msgspec.to_builtins(done), "scope": scope, **conditions})
     else:
-        words = {"of": scope, "by": model, "older than": older_than, "tagged": tag, "under policy": policy}
+        words = {"of": scope, "by": model, "older than": older_than, "tagged": tag}
+        words |= {"under policy": policy, "with the id": entry}
         said = "".join(f" {word} {value}" for word, value in words.items() if value)
         everywhere = f" in {done.confirmed} cache processes" if done.confirmed > 1 else ""
         print(f"forgotten: {done.removed} answer{'' if done.removed == 1 else 's'}{said}{everywhere}")

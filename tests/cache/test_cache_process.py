@@ -151,6 +151,11 @@ async def test_stats_purge_and_embed(client: CacheClient, make_key: MakeKey, mak
     assert after.misses["no_entry"] == before.misses.get("no_entry", 0) + 1
     assert after.saved_nanousd == before.saved_nanousd + 1234
     assert (await client.purge([scope], model="m2")).removed == 1
+    await client.store(make_key("three"), make_entry("three"), "exact")
+    found = await client.lookup(make_key("three"), "exact", 0.95)
+    assert found is not None
+    assert (await client.purge([f"{scope}-of-others"], entry=found.entry_id)).removed == 0
+    assert (await client.purge(entry=found.entry_id)).removed == 1
     assert (await client.purge([scope])).removed == 1
     vectors = await client.embed(["a", "b"])
     assert [len(vector) for vector in vectors] == [384, 384]
