@@ -7,8 +7,8 @@ clients and the engine's own server; it imports nothing of Tierline.
 
 from __future__ import annotations
 
-from types import UnionType
-from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
+import re
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -220,6 +220,8 @@ class InvalidRequest(ValueError):
 
 
 _LARGEST_WHOLE: Final = 2.0**63
+_MOST_FRACTIONS: Final = 16  # in one body
+_WANTS_INTEGER: Final = re.compile(r"Expected `[^`]*\bint\b[^`]*`, got `float` - at `\$\.([^`\[\]]+)`")
 
 
 def convert(body: Json, kind: type[_Request]) -> _Request:
@@ -229,31 +231,32 @@ def convert(body: Json, kind: type[_Request]) -> _Request:
     Raises:
         msgspec.ValidationError: a field that is missing or of the wrong type.
     """
-    try:
-        return msgspec.convert(body, kind)
-    except msgspec.ValidationError:
-        if not _make_whole(body, kind):
-            raise
-        return msgspec.convert(body, kind)
+    for _ in range(_MOST_FRACTIONS):
+        try:
+            return msgspec.convert(body, kind)
+        except msgspec.ValidationError as error:
+            if not _make_whole(body, str(error)):
+                raise
+    return msgspec.convert(body, kind)
 
 
-def _make_whole(body: Json, kind: type[Any]) -> bool:
-    """Write whole numbers as integers in those fields of the body that take one; False if there was nothing to do."""
-    found = [
-        field.encode_name
-        for field in msgspec.structs.fields(kind)
-        if isinstance(value := body.get(field.encode_name), float)
-        and value.is_integer()
-        and abs(value) <= _LARGEST_WHOLE
-        and _takes_integer(field.type)
-    ]
-    body.update((name, int(body[name])) for name in found)
-    return bool(found)
+def _make_whole(body: Json, message: str) -> bool:
+    """Write a whole number as an integer where the message says that one is wanted; False if that is not what it says.
 
-
-def _takes_integer(kind: object) -> bool:
-    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    return int in kinds and float not in kinds
+    Of lists it does not say which element it means, so these are left alone.
+    """
+    found = _WANTS_INTEGER.fullmatch(message)
+    if found is None:
+        return False
+    *path, name = found[1].split(".")
+    holder: Any = body
+    for step in path:
+        holder = holder.get(step) if isinstance(holder, dict) else None
+    value = holder.get(name) if isinstance(holder, dict) else None
+    if not isinstance(value, float) or not value.is_integer() or abs(value) > _LARGEST_WHOLE:
+        return False
+    holder[name] = int(value)
+    return True
 
 
 def wrong_type(error: msgspec.ValidationError, kind: type[Any] | None = None) -> InvalidRequest:

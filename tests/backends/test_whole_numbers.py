@@ -43,3 +43,20 @@ def test_numbers_that_may_be_fractions_stay_as_they_are() -> None:
 def test_token_ids_are_integers_from_the_start() -> None:
     with pytest.raises(msgspec.ValidationError, match="prompt"):
         convert({"model": "m", "prompt": [1.0], "max_tokens": 1.0}, CompletionRequest)
+
+
+class _Inner(msgspec.Struct):
+    count: int | None = None
+
+
+class _Outer(msgspec.Struct):
+    inner: _Inner
+    many: list[_Inner] = []
+
+
+def test_inside_objects_too_but_not_in_lists_whose_element_is_not_named() -> None:
+    body: dict[str, Any] = {"inner": {"count": 1024.0}}
+    assert convert(body, _Outer).inner.count == 1024
+    assert type(body["inner"]["count"]) is int
+    with pytest.raises(msgspec.ValidationError, match=r"many\[...\]"):
+        convert({"inner": {}, "many": [{"count": 1.0}]}, _Outer)
