@@ -221,7 +221,8 @@ class InvalidRequest(ValueError):
 
 _LARGEST_WHOLE: Final = 2.0**63
 _MOST_FRACTIONS: Final = 16  # in one body
-_WANTS_INTEGER: Final = re.compile(r"Expected `[^`]*\bint\b[^`]*`, got `float` - at `\$\.([^`\[\]]+)`")
+_WANTS_INTEGER: Final = re.compile(r"Expected `[^`]*\bint\b[^`]*`, got `float` - at `\$([^`]+)`")
+_STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 
 
 def convert(body: Json, kind: type[_Request]) -> _Request:
@@ -241,21 +242,23 @@ def convert(body: Json, kind: type[_Request]) -> _Request:
 
 
 def _make_whole(body: Json, message: str) -> bool:
-    """Write a whole number as an integer where the message says that one is wanted; False if that is not what it says.
-
-    Of lists it does not say which element it means, so these are left alone.
+    """Write a whole number as an integer where the message says that a field wants one; False if it says anything else.
+    What stands in a list by itself, such as a token id, is no field.
     """
     found = _WANTS_INTEGER.fullmatch(message)
     if found is None:
         return False
-    *path, name = found[1].split(".")
+    *path, last = [int(index) if index else name for name, index in _STEP.findall(found[1])]
     holder: Any = body
-    for step in path:
-        holder = holder.get(step) if isinstance(holder, dict) else None
-    value = holder.get(name) if isinstance(holder, dict) else None
-    if not isinstance(value, float) or not value.is_integer() or abs(value) > _LARGEST_WHOLE:
+    try:
+        for step in path:
+            holder = holder[step]
+        value = holder[last]
+    except (KeyError, IndexError, TypeError):  # a name with a dot or a bracket in it
         return False
-    holder[name] = int(value)
+    if isinstance(last, int) or not isinstance(value, float) or not value.is_integer() or abs(value) > _LARGEST_WHOLE:
+        return False
+    holder[last] = int(value)
     return True
 
 

@@ -54,9 +54,9 @@ class _Outer(msgspec.Struct):
     many: list[_Inner] = []
 
 
-def test_inside_objects_too_but_not_in_lists_whose_element_is_not_named() -> None:
-    body: dict[str, Any] = {"inner": {"count": 1024.0}}
+def test_inside_objects_and_lists_too() -> None:
+    body: dict[str, Any] = {"inner": {"count": 1024.0}, "many": [{}, {"count": 2.0}, {"count": 3.0}]}
     assert convert(body, _Outer).inner.count == 1024
-    assert type(body["inner"]["count"]) is int
-    with pytest.raises(msgspec.ValidationError, match=r"many\[...\]"):
-        convert({"inner": {}, "many": [{"count": 1.0}]}, _Outer)
+    assert msgspec.json.encode(body) == b'{"inner":{"count":1024},"many":[{},{"count":2},{"count":3}]}'
+    with pytest.raises(msgspec.ValidationError, match=r"many\[1\]"):
+        convert({"inner": {}, "many": [{"count": 1.0}, {"count": 1.5}]}, _Outer)
