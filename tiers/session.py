@@ -2,11 +2,11 @@
 
 A switch throws away the prompt cache of the model that is left, and the next model reads the whole conversation anew.
 So a turn that wants a larger tier gets it at once where it gains more P(success) than `needed`; one that wants less
-stays, until enough turns in a row wanted less. What a policy's rule asks for by name counts as gain enough.
+stays: until the pin ends, or until enough turns in a row wanted less. What a policy's rule names counts as gain enough.
 
-It promises: wishes within the margin change nothing upwards, so they cannot make a conversation go back and forth;
-a wish beyond it is served in the turn that has it; each return to a tier that was left doubles the patience before the
-next downgrade, so `n` turns hold at most log2(n) returns, whatever is wished. The same input gives the same step.
+It promises: a wish beyond the margin is served in the turn that has it; without downgrades a conversation never returns
+to a tier that it left, whatever is wished, and with them wishes within the margin never make it; each return doubles
+the turns before the next downgrade, so `n` turns hold about log2(n) of them. The same input gives the same step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Outcome = Literal["new", "kept", "upgraded", "downgraded", "moved"]
 SWITCH_WEIGHT: Final = 0.1
 # A wait of as long as this for the conversation to be read anew weighs half.
 WAIT_S: Final = 5.0
-_MOST_PATIENCE: Final = 1 << 16
+_MOST_RETURNS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Pin:
         tokens: what its last turn left in the prompt cache of `model`.
         fewer: turns in a row, up to now, that wanted a smaller tier.
         largest: the largest tier that those wanted; "" where there are none.
-        patience: how many of them it takes; 0 stands for the policy's number.
+        returns: how often it had to go up again after a downgrade.
         came_down: whether its last switch was a downgrade.
     """
 
@@ -43,16 +43,17 @@ class Pin:
     tokens: int = 0
     fewer: int = 0
     largest: str = ""
-    patience: int = 0
+    returns: int = 0
     came_down: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """A policy's settings: P(success) that a switch must gain beyond its cost, and turns before a downgrade."""
+    """A policy's settings: P(success) that a switch must gain beyond its cost, and turns before a downgrade; None: none
+    before the pin ends."""
 
     margin: float
-    downgrade_after: int
+    downgrade_after: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ def step(pin: Pin | None, wish: Wish, terms: Terms, cost: SwitchCost = NO_COST) 
 def answered(pin: Pin, tier: str, model: str, tokens: int) -> Pin:
     """The pin once a model has answered: it follows to where that was, also where that was not what was decided."""
     if tier != pin.tier:
-        return Pin(tier, model, tokens, patience=pin.patience)
+        return Pin(tier, model, tokens, returns=pin.returns)
     return replace(pin, model=model, tokens=tokens)
 
 
@@ -155,20 +156,20 @@ def _larger(pin: Pin, wish: Wish, terms: Terms, cost: SwitchCost) -> Step:
         why = f"{weighed}: it leaves '{pin.tier}'"
     else:
         why = f"this turn is decided for the larger '{wish.tier}': it leaves '{pin.tier}'"
-    patience = pin.patience or terms.downgrade_after
-    if pin.came_down:
-        patience = min(2 * patience, _MOST_PATIENCE)
-    return Step("upgraded", wish.tier, wish.model, why, Pin(wish.tier, "", patience=patience), gain, needed)
+    returns = min(pin.returns + pin.came_down, _MOST_RETURNS)
+    return Step("upgraded", wish.tier, wish.model, why, Pin(wish.tier, "", returns=returns), gain, needed)
 
 
 def _smaller(pin: Pin, wish: Wish, terms: Terms) -> Step:
     """A downgrade goes no further down than to the largest tier that one of the turns in a row wanted."""
+    if terms.downgrade_after is None:
+        return _kept(pin, f"it would do with '{wish.tier}', and is on '{pin.tier}' until the conversation rests")
     fewer = pin.fewer + 1
-    patience = pin.patience or terms.downgrade_after
+    patience = terms.downgrade_after << pin.returns
     largest = max(pin.largest or wish.tier, wish.tier, key=TIERS.index)
     if fewer < patience:
         why = f"turn {fewer} of {patience} in a row that would do with less than '{pin.tier}'"
         return _kept(replace(pin, fewer=fewer, largest=largest), why)
     model = wish.model if wish.tier == largest else None
     why = f"{fewer} turns in a row would have done with '{largest}' or less: it leaves '{pin.tier}'"
-    return Step("downgraded", largest, model, why, Pin(largest, "", patience=patience, came_down=True))
+    return Step("downgraded", largest, model, why, Pin(largest, "", returns=pin.returns, came_down=True))

@@ -91,7 +91,7 @@ async def hold(services: Services, life: Life, policy: Policy, session: SessionP
     pin = None if identity.begins else await services.sessions.pins.find(identity.id)
     if pin is not None and not services.settings.tier_models(pin.tier):
         pin = None  # the platform has that tier no more
-    terms = Terms(session.margin, session.downgrade_after)
+    terms = Terms(session.margin, None if session.downgrade_after == "never" else session.downgrade_after)
     cost = _cost(services, life, pin, wish)
     taken = step(pin, wish, terms, cost)
     life.session = Turn(identity, session.pin, pin, wish, terms, cost, taken)

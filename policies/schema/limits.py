@@ -24,11 +24,11 @@ class Budget(Strict):
     monthly_usd: Decimal = Field(gt=0, max_digits=15, decimal_places=9)
     when_exhausted: Literal["reject", "downgrade", "queue"] = Field(
         "reject",
-        description="reject: refuse with 429; downgrade: keep answering with the smallest tier; queue: let requests wait"
-        " until there is money, then refuse.",
+        description="reject: refuse with 429; downgrade: keep answering with the smallest tier; queue: let requests"
+        " wait for money, then refuse.",
     )
     queue_at_most: Duration = Field(
         3600.0,
-        description="With queue: how long requests wait whose answers may come late (service_tier flex); the others wait"
-        " for limits.queue_timeout_s of tierline.yaml.",
+        description="With queue: how long requests wait whose answers may come late (service_tier flex); the others"
+        " wait for limits.queue_timeout_s of tierline.yaml.",
     )

@@ -32,8 +32,10 @@ class SessionPolicy(Strict):
     margin: float = Field(
         0.05, ge=0, le=1, description="P(success) that a larger tier must gain, beyond the cost of the switch."
     )
-    downgrade_after: int = Field(
-        5, ge=1, le=1000, description="Turns in a row that must want a smaller tier before the conversation gets it."
+    downgrade_after: Annotated[int, Field(ge=1, le=1000)] | Literal["never"] = Field(
+        "never",
+        description="Turns in a row that must want a smaller tier before the conversation gets it; never: not before"
+        " the pin ends.",
     )
 
     @model_validator(mode="after")

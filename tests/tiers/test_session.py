@@ -110,6 +110,11 @@ def test_each_return_doubles_the_patience() -> None:
     assert returns([taken.tier for taken in steps]) == 1, "three in a row come no more once it takes six"
 
 
+def test_without_downgrades_it_stays_up_until_its_pin_ends() -> None:
+    steps = play(wants("large", *["small"] * 100), Terms(0.05, None))
+    assert {taken.tier for taken in steps} == {"large"}
+
+
 wishes = st.builds(
     Wish,
     tier=st.sampled_from(TIERS),
@@ -126,6 +131,11 @@ def test_no_wishes_whatever_make_it_go_back_and_forth(turns: list[Wish], downgra
     # Without a return there are at most three steps to go down; each return doubles the patience.
     assert returns([taken.tier for taken in steps]) <= 2 * (math.log2(len(turns) / downgrade_after + 1) + 1)
     assert ups + downs <= 6 * (math.log2(len(turns) / downgrade_after + 1) + 2)
+
+
+@given(st.lists(wishes, min_size=1, max_size=200))
+def test_without_downgrades_it_never_returns(turns: list[Wish]) -> None:
+    assert returns([taken.tier for taken in play(turns, Terms(0.05, None)) if taken.outcome != "moved"]) == 0
 
 
 noise = st.floats(0.5, 0.55).flatmap(
