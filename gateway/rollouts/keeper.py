@@ -62,7 +62,7 @@ class RolloutKeeper:
         self._database = database
         self._policies = policies
         self._metrics = metrics
-        self._interval_s = interval_s
+        self.interval_s = interval_s
         self._writer = new_id()
         self._rows: dict[Key, Row] = {}
         self._sides: dict[Key, _Sides] = {}
@@ -136,7 +136,7 @@ class RolloutKeeper:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(self._interval_s)
+            await asyncio.sleep(self.interval_s)
             try:
                 await self.look()
             except Exception as error:  # whatever it is, rollouts stand as they stood, and the next look may go well
@@ -217,7 +217,7 @@ class RolloutKeeper:
         assert rollout is not None
         if rollout.guard is None and not rollout.steps:
             return False
-        if not await state.claim(self._database, row.key, round(self._interval_s * 1000)):
+        if not await state.claim(self._database, row.key, round(self.interval_s * 1000)):
             return False
         heard = True  # nothing is quiet that nobody has listened to
         if rollout.guard is not None:
