@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from backends.dispatch import Candidate, Dispatcher, Limits
@@ -149,7 +150,9 @@ class Services:
         self.model_defaults = {name: model_defaults(settings, name) for name in settings.models}
         self.classifier = TaskClassifier.load()
         folder, tiers, models = settings.policies_dir, settings.tiers_served(), settings.models.keys()
-        self.policies = await asyncio.to_thread(PolicyStore, folder, tiers, models, self._policies_reloaded)
+        unmeasured = partial(confidence.uncalibrated, settings)
+        opened = partial(PolicyStore, folder, tiers, models, self._policies_reloaded, uncalibrated=unmeasured)
+        self.policies = await asyncio.to_thread(opened)
         self.policies.start()
         stack.callback(self.policies.close)
         self.database = await Database.open(settings.database_url())

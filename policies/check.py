@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -47,13 +47,14 @@ def check(
     path: Path,
     tiers_served: Collection[str] | None = None,
     models_served: Collection[str] | None = None,
+    uncalibrated: Mapping[str, str] | None = None,
 ) -> Report:
     """Check a folder, or one file by itself (then conflicts with other policies are not looked for)."""
     try:
         if path.is_dir() or not path.exists():
-            found = load(path, tiers_served, models_served)
+            found = load(path, tiers_served, models_served, uncalibrated)
             return _report(examples.run(found), found.written, found.warnings)
-        policy, _, warnings = load_file(path, tiers_served, models_served)
+        policy, _, warnings = load_file(path, tiers_served, models_served, uncalibrated)
         return _report(examples.run_policy(policy), [policy], warnings)
     except InvalidFile as error:
         return Report(tuple(error.problems), (), ())

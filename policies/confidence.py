@@ -25,24 +25,23 @@ def without_curve(document: Document, policy: Policy, uncalibrated: Mapping[str,
     Args:
         uncalibrated: the models that report log-probabilities and have no curve, with their tiers.
     """
-    found: list[Problem] = []
-    told: set[str] = set()
+    missing: dict[Location, dict[str, None]] = {}
     for path, escalate, tiers, model in _places(policy):
         if not escalate.asks_confidence or escalate.mean_logprob is not None:
             continue
-        missing = [name for name, tier in uncalibrated.items() if name == model or (model is None and tier in tiers)]
         where = (*path, "when") if (*path, "when") in document.keys else ("escalate", "when")
-        names = ", ".join(f"'{name}'" for name in missing)
-        if not missing or f"{where} {names}" in told:
-            continue
-        told.add(f"{where} {names}")
-        message = (
-            f"'low_confidence' needs a curve of each model that may answer first, and {names} "
-            f"{'has' if len(missing) == 1 else 'have'} none: measure it with 'tierline tiers calibrate', or give "
-            "'mean_logprob', a threshold of your own."
-        )
-        found.append(document.problem(where, message))
-    return found
+        names = (name for name, tier in uncalibrated.items() if name == model or (model is None and tier in tiers))
+        missing.setdefault(where, {}).update(dict.fromkeys(names))
+    return [document.problem(where, _message(list(names))) for where, names in missing.items() if names]
+
+
+def _message(names: list[str]) -> str:
+    listed = ", ".join(f"'{name}'" for name in names)
+    return (
+        f"'low_confidence' needs a curve of each model that may answer first, and {listed} "
+        f"{'has' if len(names) == 1 else 'have'} none: measure it with 'tierline tiers calibrate', or give "
+        "'mean_logprob', a threshold of your own."
+    )
 
 
 def _places(policy: Policy) -> Iterator[tuple[Location, Escalate, tuple[str, ...], str | None]]:
@@ -60,7 +59,8 @@ def _places(policy: Policy) -> Iterator[tuple[Location, Escalate, tuple[str, ...
         else:
             yield path, escalate, served[:-1] if route.tier == "auto" else _before_last(escalate, str(route.tier)), None
     general = policy.document.escalate
-    if general is not None and general.when:
+    decided = any(rule.condition is None or rule.condition.constant for rule in policy.rules)
+    if general is not None and general.when and not decided:
         yield ("escalate",), general, _before_last(general, policy.document.default), None
 
 

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -52,6 +52,7 @@ class PolicyStore:
         models_served: names of the models, to check `model:`.
         on_reload: called after every change, accepted or not, in the watching thread; for log and metric.
         clock: the time, by which policies begin and end.
+        uncalibrated: says at each load which models have no curve of confidence (`policies.confidence`).
 
     Raises:
         InvalidFile: the folder does not load at the start: there is no last good version to keep.
@@ -64,23 +65,33 @@ class PolicyStore:
         models_served: Collection[str] | None = None,
         on_reload: Callable[[Reload], None] | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        uncalibrated: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self._directory = directory
         self._tiers_served = tiers_served
         self._models_served = models_served
         self._on_reload = on_reload
         self._clock = clock
+        self._uncalibrated = uncalibrated
         self._standings: Standings | None = None
         self._turning = threading.Lock()
         self._signature = _signature(directory)
         self._current = load(directory, tiers_served, models_served)
         # There is no last good version to keep, and whoever upgraded the program has edited nothing: so it starts.
-        for problem in problems(run(self._current), self._current.policies):
+        for problem in (*problems(run(self._current), self._current.policies), *self._unmeasured()):
             logger.warning("%s", problem)
         self._current = self._current.at(clock())
         self._problems: tuple[Problem, ...] = ()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+
+    def _unmeasured(self) -> list[Problem]:
+        """Where the policies ask for a confidence that nobody has measured here: those answers are not checked by it."""
+        try:
+            load(self._directory, self._tiers_served, self._models_served, self._uncalibrated())
+        except InvalidFile as error:
+            return error.problems
+        return []
 
     @property
     def current(self) -> PolicySet:
@@ -135,7 +146,8 @@ class PolicyStore:
             return None
         self._signature = signature
         try:
-            loaded = load_passing(self._directory, self._tiers_served, self._models_served)
+            known = (self._tiers_served, self._models_served, self._uncalibrated())
+            loaded = load_passing(self._directory, *known)
             self._take(loaded)
             self._problems = ()
         except InvalidFile as error:

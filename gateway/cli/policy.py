@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from gateway.cli import policy_examples, policy_history, policy_rollout, policy_simulate
-from gateway.cli.common import ConfigOption, Exit, JsonOption, fail, print_json
+from gateway.cli.common import ConfigOption, Exit, JsonOption, fail, print_json, settings_or_exit
 from gateway.cli.policy_folder import environment
 from tiers import TIERS
 
@@ -31,12 +31,14 @@ def check(
 
     Exit code 0: no error (warnings may be listed); 1: errors.
     """
+    from gateway.escalating.confidence import uncalibrated as missing_curves
     from policies.check import check as check_policies
 
     directory, tiers_served, models = environment(path, config)
     if not directory.exists():
         fail(f"{directory} does not exist", Exit.USAGE)
-    report = check_policies(directory, tiers_served, models)
+    uncalibrated = None if tiers_served is None else missing_curves(settings_or_exit(config))
+    report = check_policies(directory, tiers_served, models, uncalibrated)
     if as_json:
         print_json(report.as_json())
     else:

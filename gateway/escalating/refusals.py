@@ -24,20 +24,22 @@ _ABLE_EN: Final = (
     r"(?:i\s*(?:['’]m|\s+am)\s+(?:not\s+able|unable|not\s+allowed|not\s+permitted|not\s+comfortable)\s+(?:to\s+)?)"
 )
 _CANNOT_EN: Final = (
-    r"(?:i\s+(?:can(?:not|['’]?t|\s+not)|won['’]?t|will\s+not|must\s+decline|have\s+to\s+decline|decline)\s+(?:to\s+)?)"
+    r"(?:i\s+(?:can(?:not|['’]?t|\s+not)|(?:won['’]?t|will\s+not)(?:\s+be\s+able)?|(?:must\s+|have\s+to\s+)?decline)\s+"
+    r"(?:to\s+)?)"
 )
 _SORRY_EN: Final = (
-    r"(?:(?:i['’]?m|i\s+am)\s+(?:so\s+|very\s+|really\s+)?sorry|sorry|i\s+apologi[sz]e|my\s+apologies|apologies|unfortunately|"
+    r"(?:(?:i['’]?m|i\s+am)\s+(?:so\s+|very\s+|really\s+)?sorry|sorry|i['’]?m\s+afraid|i\s+apologi[sz]e|my\s+apologies|apologies|unfortunately|"
     r"regrettably)"
 )
 _AS_AI_EN: Final = r"as\s+an?\s+(?:ai|artificial\s+intelligence|(?:large\s+)?language\s+model)\b[^.!?\n]{0,60}?"
 
 _PATTERNS: Final = (
     rf"(?:{_SORRY_EN}[,.!]?\s+(?:but\s+|that\s+)?(?:{_AS_AI_EN},?\s+)?)?"
-    rf"(?:{_CANNOT_EN}|{_ABLE_EN})(?:[a-z]+ly\s+)?(?:to\s+)?{_DEEDS_EN}\b",
+    rf"(?:{_CANNOT_EN}|{_ABLE_EN})(?:[a-z]+ly\s+)?(?:to\s+)?{_DEEDS_EN}\b"
+    r"(?!\s+(?:you\s+)?(?:an?\s+|the\s+)?(?:exact|precise|definit|single|complete|full|more\b|better\b))",
     rf"{_AS_AI_EN},?\s*(?:{_CANNOT_EN}|{_ABLE_EN}|i\s+(?:do\s+not|don['’]?t)\s+have\s+(?:access|the\s+ability|personal|the\s+capability))",
     rf"{_SORRY_EN}[,.!]?\s+(?:but\s+)?(?:(?:that|this)(?:['’]?s|\s+is)\s+(?:not\s+something\s+i|beyond\s+what\s+i)|i\s+don['’]?t\s+feel\s+comfortable)",
-    r"i\s+(?:do\s+not|don['’]?t)\s+feel\s+comfortable\s+\w+ing\b",
+    r"i(?:\s+(?:do\s+not|don['’]?t)\s+feel|(?:['’]m|\s+am)\s+not)\s+comfortable\s+(?:with\s+)?\w+ing\b",
     r"i\s+must\s+(?:respectfully\s+)?(?:refuse|decline)\b",
     # Chinese: 抱歉/对不起 ... 无法/不能 + 提供/帮助/回答..., and 作为AI
     r"(?:(?:非常|很|十分|真的)?(?:抱歉|对不起|對不起|不好意思)[^。！？\n]{0,24}?)?(?:我|本人|作为[^，,。\n]{0,12}[，,]\s*我?)"

@@ -1,4 +1,4 @@
-"""Answers that fail a check go to a larger tier: who answers, what it costs, what is on record, and what never happens."""
+"""Answers that fail a check go to a larger tier: who answers, what it costs, what is on record, what never happens."""
 
 from __future__ import annotations
 
@@ -58,62 +58,55 @@ async def test_a_failed_check_asks_the_next_tier_and_every_step_has_its_row(tmp_
         assert 'tierline_escalations_total{next="medium",reason="invalid_json",tier="small"} 1.0' in metrics
 
 
-@pytest.mark.parametrize(
-    ("reason", "said", "asked"),
-    [
-        ("refusal", {"content": REFUSAL}, {}),
-        ("refusal", {"content": None, "refusal": "No."}, {}),
-        ("empty", {"content": "  "}, {}),
-        ("empty", {"content": None}, {}),
-        ("invalid_json", {"content": "[1]"}, JSON),
-        (
-            "invalid_json",
-            {"content": '{"a": "x"}'},
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "n", "schema": {"properties": {"a": {"type": "integer"}}}},
-                }
-            },
-        ),
-        ("invalid_tool_call", {"content": None, "tool_calls": [call('{"town": "Oslo"}')]}, {"tools": [TOOL]}),
-        ("invalid_tool_call", {"content": None, "tool_calls": [call("{")]}, {"tools": [TOOL]}),
-        ("invalid_tool_call", {"content": None, "tool_calls": [call("{}", "wether")]}, {"tools": [TOOL]}),
-    ],
-)
+FAILING: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("refusal", {"content": REFUSAL}, {}),
+    ("refusal", {"content": None, "refusal": "No."}, {}),
+    ("empty", {"content": "  "}, {}),
+    ("empty", {"content": None}, {}),
+    ("invalid_json", {"content": "[1]"}, JSON),
+    (
+        "invalid_json",
+        {"content": '{"a": "x"}'},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "n", "schema": {"properties": {"a": {"type": "integer"}}}},
+            }
+        },
+    ),
+    ("invalid_tool_call", {"content": None, "tool_calls": [call('{"town": "Oslo"}')]}, {"tools": [TOOL]}),
+    ("invalid_tool_call", {"content": None, "tool_calls": [call("{")]}, {"tools": [TOOL]}),
+    ("invalid_tool_call", {"content": None, "tool_calls": [call("{}", "wether")]}, {"tools": [TOOL]}),
+]
+
+
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_fails(
-    tmp_path: Path, reason: str, said: dict[str, Any], asked: dict[str, Any], stream: bool
-) -> None:
+async def test_what_fails(tmp_path: Path, stream: bool) -> None:
     async with tiered(tmp_path, ANY) as house:
-        delta = dict(said)
-        if "tool_calls" in delta:
-            delta["tool_calls"] = [{"index": 0, **delta["tool_calls"][0]}]
-        house.says("small", "", message={"role": "assistant", **said}, deltas=[delta])
         house.says("medium", '{"a": 1}')
-        answer = await house.door.chat("auto", **asked, stream=stream)
-        assert answer.headers["x-tierline-escalated"] == f"small>medium;{reason}"
+        for reason, said, asked in FAILING:
+            delta = dict(said)
+            if "tool_calls" in delta:
+                delta["tool_calls"] = [{"index": 0, **delta["tool_calls"][0]}]
+            house.says("small", "", message={"role": "assistant", **said}, deltas=[delta])
+            answer = await house.door.chat("auto", **asked, stream=stream)
+            assert answer.headers["x-tierline-escalated"] == f"small>medium;{reason}", said
 
 
-@pytest.mark.parametrize(
-    ("said", "asked"),
-    [
-        ({"content": "Fine."}, {}),
-        ({"content": "{}"}, JSON),
-        ({"content": None, "tool_calls": [call('{"city": "Oslo"}')]}, {"tools": [TOOL], **JSON}),
-    ],
-)
-async def test_what_passes_is_asked_once_and_is_not_touched(
-    tmp_path: Path, said: dict[str, Any], asked: dict[str, Any]
-) -> None:
+async def test_what_passes_is_asked_once_and_is_not_touched(tmp_path: Path) -> None:
     async with tiered(tmp_path, ANY) as house:
-        house.says("small", "", message={"role": "assistant", **said})
-        answer = await house.door.chat("auto", **asked)
-        assert "x-tierline-escalated" not in answer.headers
-        assert house.asked() == {"small": 1, "medium": 0, "large": 0}
-        assert "logprobs" not in msgspec.json.decode(house.servers["small"].records[-1].body)
-        (row,) = await house.door.rows()
-        assert row["outcome"] == "success"
+        passing: list[tuple[dict[str, Any], dict[str, Any]]] = [
+            ({"content": "Fine."}, {}),
+            ({"content": "{}"}, JSON),
+            ({"content": None, "tool_calls": [call('{"city": "Oslo"}')]}, {"tools": [TOOL], **JSON}),
+        ]
+        for said, asked in passing:
+            house.says("small", "", message={"role": "assistant", **said})
+            answer = await house.door.chat("auto", **asked)
+            assert "x-tierline-escalated" not in answer.headers
+            assert "logprobs" not in msgspec.json.decode(house.servers["small"].records[-1].body)
+        assert house.asked() == {"small": len(passing), "medium": 0, "large": 0}
+        assert {row["outcome"] for row in await house.door.rows()} == {"success"}
 
 
 async def test_an_answer_cut_at_its_models_limit_goes_where_there_is_more_room(tmp_path: Path) -> None:

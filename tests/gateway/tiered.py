@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from bench.mock_agent import AgentWire
 from bench.mock_upstream import MockUpstream
 from tests.gateway.front_door import FrontDoor, configuration, front_door
 from tests.gateway.script_wire import ScriptWire
@@ -51,10 +52,11 @@ async def tiered(
     more: str = 'cache: {mode: "off"}\n',
     models: dict[str, dict[str, Any]] | None = None,
     settings: dict[str, Any] | None = None,
+    wires: dict[str, ScriptWire | AgentWire] | None = None,
 ) -> AsyncIterator[Tiered]:
     """Models are named `s`, `m` and `l`; the larger, the dearer. `models` changes them by tier, `settings` the file."""
-    wires = {tier: ScriptWire() for tier in TIERS}
-    servers = {tier: MockUpstream(wire) for tier, wire in wires.items()}
+    scripts = {tier: ScriptWire() for tier in TIERS}
+    servers = {tier: MockUpstream({**scripts, **(wires or {})}[tier]) for tier in TIERS}
     for server in servers.values():
         await server.start()
     described: dict[str, Any] = {}
@@ -68,7 +70,7 @@ async def tiered(
     document |= settings or {}
     try:
         async with front_door(root, document, policy=policy(escalate, routes, more)) as door:
-            yield Tiered(door, servers, wires)
+            yield Tiered(door, servers, scripts)
     finally:
         for server in servers.values():
             await server.stop()
