@@ -1,11 +1,13 @@
 """The choice of a replica: of those in the best rank that has room, the one where the answer will begin soonest.
 
-    wait = (work on it / weight + tokens of the prompt that it does not hold + FLOOR) × how slow it is
+    wait = (work on it / weight + missing + FLOOR) x how slow it is + missing
 
-Work is what the requests on it still take, in tokens to compute. So a replica that holds a prefix wins by the tokens
-that this saves, and by no more: it is never ahead of another by more work than that. Replicas whose waits differ by
-less than can be told are taken as equal: then the one that holds more, else one by lot, by their weights. How slow: the
-time to first content per token that had to be computed, beside that of the fastest, and at most `MOST` times of it.
+Work is what the requests on it still take, in tokens to compute; `missing` are the tokens of the prompt that it does not
+hold. They count twice: they take time now, and wherever they are computed they push out what others come back for. So
+a replica that holds a prefix is never ahead of another by more work than twice what this saves. Replicas whose waits
+differ by less than can be told are taken as equal: then the one that holds more, else one by lot, by their weights. How
+slow: its time to first content per token that had to be computed, beside the fastest's. That varies by itself, so only
+what is beyond `USUAL_SPREAD` counts, and at most `MOST`.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from backends.replica import Replica
 
 FLOOR_TOKENS = 128.0  # what a request takes apart from its tokens
 ABOUT_EQUAL = 1.05
+USUAL_SPREAD = 2.0
 
 # prefix: it holds the most of the prompt. busy: another holds more, and has too much to do. work: none holds any of it.
 # overflow: better ranks had no room. last: nobody else could take it.
@@ -133,8 +136,9 @@ def _soonest(ready: Sequence[Replica], hits: Mapping[Replica, int], placement: P
     fastest = min(known) if len(known) == len(ready) else 0.0  # as long as one is not known, all are equal
     waits = []
     for replica, pace in zip(ready, paces, strict=True):
-        tokens = replica.work / replica.place.weight + max(0, placement.prompt_tokens - hits.get(replica, 0))
-        waits.append((tokens + FLOOR_TOKENS) * (min(pace / fastest, MOST) if fastest else 1.0))
+        missing = max(0, placement.prompt_tokens - hits.get(replica, 0))
+        slow = min(max(1.0, pace / fastest / USUAL_SPREAD), MOST) if fastest else 1.0
+        waits.append((replica.work / replica.place.weight + missing + FLOOR_TOKENS) * slow + missing)
     bound = min(waits) * ABOUT_EQUAL
     equal = [replica for replica, wait in zip(ready, waits, strict=True) if wait <= bound]
     if len(equal) == 1:
