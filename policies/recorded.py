@@ -7,7 +7,7 @@ looks at them (`TEXT_VARIABLES`) cannot be decided again. All else comes back as
 from __future__ import annotations
 
 from collections.abc import Mapping
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Final
 
 from policies.facts import PLAIN_VARIABLES, TEXT_VARIABLES, VARIABLES, Facts
@@ -17,6 +17,7 @@ from tiers.task import TaskProfile
 NEGLIGIBLE: Final = 0.005
 _PLAIN: Final = tuple(name for name in VARIABLES if name in PLAIN_VARIABLES and name not in TEXT_VARIABLES)
 _plain = attrgetter(*_PLAIN)
+_value = itemgetter(1)
 
 
 def recorded(facts: Facts) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def recorded(facts: Facts) -> dict[str, Any]:
         values["complexity"] = profile.complexity
         values["in_distribution"] = profile.in_distribution
         values["kinds"] = {kind: weight for kind, weight in profile.kinds.items() if weight >= NEGLIGIBLE}
-        values["seen"] = {name: value for name, value in profile.features.items() if value}
+        values["seen"] = dict(filter(_value, profile.features.items()))
     return values
 
 

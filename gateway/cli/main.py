@@ -48,7 +48,7 @@ COMMANDS = (
     Command("admin", "gateway.cli.admin:app", "Keys of the admin API, and the audit log.", _USE),
     Command("policy", "gateway.cli.policy:app", "Check, test, simulate and explain routing policies.", _USE, private=False),
     Command("cost", "gateway.cli.cost:app", "What was spent, by team, model, tier, day.", _USE),
-    Command("tiers", "gateway.cli.tiers:app", "Evaluate the task and tier classifier.", _USE),
+    Command("tiers", "gateway.cli.tiers:app", "How good tiers are, and what they cost.", _USE),
     Command("explain", "gateway.cli.explain:explain", "Why a request went where it went.", _CHECK),
     Command("doctor", "gateway.cli.doctor:doctor", "Check this machine and the configuration.", _CHECK),
 )

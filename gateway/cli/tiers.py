@@ -1,4 +1,4 @@
-"""`tierline tiers`: judge the task classifier and the choice of tiers with your own prompts."""
+"""`tierline tiers`: judge the choice of tiers with your own prompts; what tiers cost, and what was learnt of them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Annotated
 
 import typer
 
+from gateway.cli import tiers_learnt
+from gateway.cli.calibrate import calibrate
 from gateway.cli.common import Exit, JsonOption, fail, print_json
 from tiers import TIERS
 from tiers.choose import DEFAULT_TIER, QUALITY_TARGET
 
-app = typer.Typer(no_args_is_help=True, help="Evaluate the task and tier classifier.")
-
-
-@app.callback()
-def _group() -> None:
-    """Keeps `evaluate` a word of its own while it is the only command."""
+app = typer.Typer(no_args_is_help=True, help="How good tiers are, and what they cost.")
+app.command()(calibrate)
+app.command()(tiers_learnt.estimate)
+app.command()(tiers_learnt.show)
 
 
 @app.command()

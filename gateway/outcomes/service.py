@@ -143,7 +143,7 @@ class Outcomes:
             SQLAlchemyError, OSError, TimeoutError: the database is away; nothing is lost.
         """
         today = now_ms() // DAY_MS
-        batch = self._waiting
+        batch, known = self._waiting, list(self._tables)
         async with asyncio.timeout(PATIENCE_S):
             if batch:
                 self._waiting = []
@@ -157,8 +157,9 @@ class Outcomes:
                 await store.purge(self._database, today)
                 self._purged_at = time.monotonic()
         if counted != self._counted:
-            self._counted = counted
-            self._tables = {}
+            # Beside the requests: a table takes a millisecond or two to make.
+            tables = await asyncio.to_thread(lambda: {policy: learned(counted, policy) for policy in known})
+            self._counted, self._tables = counted, tables
 
     async def _run(self) -> None:
         while True:

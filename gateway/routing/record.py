@@ -37,7 +37,7 @@ class Descriptions:
         self._settings = settings
         self._prices = prices
         self._known: dict[tuple[str, str, int], Described] = {}
-        self._tiers = {tier: settings.tier_models(tier) for tier in TIERS}
+        self._able: dict[frozenset[str], list[tuple[str, str]]] = {}
 
     def of(self, model: str, input_tokens: int, *, batch: bool = False) -> Described:
         """One model, with the rates for an input of this length: nano-dollars per million tokens of fresh input, cached
@@ -59,14 +59,19 @@ class Descriptions:
             needs: capabilities that it needs.
             tiers: those of which the record has a model already.
         """
-        found = []
-        for tier, models in self._tiers.items():
-            if tier not in tiers:
-                for model in models:
-                    if not needs or self._settings.abilities(model).issuperset(needs):
-                        found.append(self.of(model, input_tokens, batch=batch))
-                        break
-        return found
+        able = self._able.get(key := frozenset(needs))  # capabilities are few, so these are
+        if able is None:
+            able = self._able[key] = self._first_able(key)
+        return [self.of(model, input_tokens, batch=batch) for tier, model in able if tier not in tiers]
+
+    def _first_able(self, needs: frozenset[str]) -> list[tuple[str, str]]:
+        settings = self._settings
+        first: dict[str, str] = {}
+        for tier in TIERS:
+            for model in settings.tier_models(tier):
+                if needs <= settings.abilities(model):
+                    first.setdefault(tier, model)
+        return list(first.items())
 
     def _describe(self, model: str, price: ModelPrice, input_tokens: int) -> Described:
         settings, rates = self._settings.models[model], price.rates(input_tokens)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 import pytest_asyncio
 
 from bench.mock_upstream import MockUpstream
@@ -69,7 +68,7 @@ async def records(door: FrontDoor) -> list[Decision]:
         return [msgspec.json.decode(row.json, type=Decision) for row in found]
 
 
-async def ask(door: FrontDoor, text: str, model: str = "auto", headers: dict[str, str] = {}, **more: Any) -> str:
+async def ask(door: FrontDoor, text: str, model: str = "auto", headers: Mapping[str, str] = {}, **more: Any) -> str:
     response = await door.chat(model, messages=[{"role": "user", "content": text}], headers=headers, **more)
     assert response.status_code == 200, response.text
     return str(response.headers["x-request-id"])
