@@ -141,9 +141,19 @@ class _Climbing:
         except BaseException:
             await answer.aclose()
             raise
+        self._learn(answer.attempt.candidate, found)
         if self._strips():
             _take_logprobs_out(answer)
         return Step(answer, answer.attempt, found, time.monotonic() - began)
+
+    def _learn(self, candidate: Candidate, found: Found) -> None:
+        """Tell what the checks say of the tier: faults, and apart from them how often it is too unsure."""
+        life, record = self._life, self._services.outcomes.record
+        sound = found.reason in (None, "low_confidence")
+        if self._escalate.when != ("low_confidence",):
+            record(life, sound, "validation", tier=candidate.tier, model=candidate.model)
+        if sound and found.confidence is not None:
+            record(life, found.reason is None, "escalation", tier=candidate.tier, model=candidate.model)
 
     def _strips(self) -> bool:
         """Whether the answer has log-probabilities that only the gateway wanted."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -206,3 +210,39 @@ async def test_a_model_is_measured_through_the_gateway(tmp_path: Path) -> None:
             await calibrating.observe(
                 door.url, door.token, "x", read(lines), match="exact", max_tokens=5, concurrency=8
             )
+
+
+async def test_the_command_writes_the_curve_and_says_what_a_threshold_does(tmp_path: Path) -> None:
+    async with tiered(tmp_path, "") as house:
+        sure = {"token": "Yes", "logprob": -0.01, "top_logprobs": [{"token": "No", "logprob": -5.0}]}
+        house.says("small", "Yes.", logprobs=[sure])
+        file = tmp_path / "labelled.jsonl"
+        lines = [{"prompt": f"{i}?", "expected": "yes" if i % 3 else "no"} for i in range(60)]
+        file.write_text("\n".join(map(json.dumps, lines)))
+        words = ["tiers", "calibrate", "--file", str(file), "--model", "s", "--url", house.door.url, "--json"]
+        words += ["--config", str(tmp_path / "tierline.yaml")]
+        done = await command(*words, "--dry-run", key=house.door.token)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["file"] is None
+        assert not (tmp_path / "var" / "confidence").exists()
+        done = await command(*words, key=house.door.token)
+        found = json.loads(done.stdout)["curve"]
+        assert (found["examples"], found["right"]) == (60, 40)
+        kept = Curves(tmp_path / "var").of("s")
+        assert kept is not None
+        assert kept.probability([Token(-0.01, 0.9)]) == pytest.approx(2 / 3, abs=0.05)
+        for wrong, code, what in (
+            (["--model", "z"], 2, "there is no model 'z'"),
+            (["--match", "roughly"], 2, "exact or contains"),
+            (["--url", "http://127.0.0.1:9"], 1, "cannot be asked"),
+        ):
+            done = await command(*words, *wrong, key=house.door.token)
+            assert (done.returncode, what in done.stderr) == (code, True), done.stderr
+
+
+async def command(*words: str, key: str) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-m", "gateway.cli", *words]
+    environment = {**os.environ, "TIERLINE_API_KEY": key}
+    return await asyncio.to_thread(
+        subprocess.run, program, capture_output=True, text=True, env=environment, check=False, timeout=120
+    )

@@ -286,3 +286,15 @@ async def test_a_gateway_that_dies_between_two_steps_has_the_first_on_record(tmp
         assert kinds.index("Progress") < kinds.index("Open", kinds.index("Open") + 1)
         (progress,) = [record for record in written if type(record).__name__ == "Progress"]
         assert (progress.output_tokens, progress.cost_nanousd) == (5, 60_000)
+
+
+async def test_the_checks_teach_which_tier_is_good_for_what(tmp_path: Path) -> None:
+    async with tiered(tmp_path, ANY, routes="routes:\n  - {when: complexity >= 0.0, tier: small}\n") as house:
+        taken: list[Any] = []
+        house.door.services.outcomes.take = taken.append  # type: ignore[method-assign]
+        house.says("small", REFUSAL)
+        await house.door.chat("auto", messages=[{"role": "user", "content": "Translate into French: good morning"}])
+        assert [(outcome.source, outcome.tier, outcome.good) for outcome in taken] == [
+            ("validation", "small", False),
+            ("validation", "medium", True),
+        ]
