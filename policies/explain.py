@@ -43,7 +43,12 @@ class Explanation:
         decision = self.decision
         budget = decision.budget
         return {
-            "policy": {"name": self.policy.name, "version": self.policy.version, "file": self.policy.file},
+            "policy": {
+                "name": self.policy.name,
+                "version": self.policy.version,
+                "file": self.policy.file,
+                "raised": self.policy.raised,
+            },
             "subject": {name: getattr(self.subject, name) for name in Subject.__struct_fields__},
             "decision": {
                 "tier": decision.tier,
@@ -82,6 +87,8 @@ class Explanation:
         """A few lines for people."""
         decision = self.decision
         lines = [f"policy   {self.policy.name} ({self.policy.version}), {self.policy.file}"]
+        if self.policy.raised:
+            lines.append(f"raised   {self.policy.raised}")
         goes = f"model {decision.model}" if decision.model else f"tier {decision.tier or 'none'}"
         lines.append(f"goes to  {goes}")
         lines.append(f"because  {decision.why}")

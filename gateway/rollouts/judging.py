@@ -166,7 +166,8 @@ def _ratio(tally: Tally, part: Callable[[Group], float], whole: Callable[[Group]
     if count < LEAST_GROUPS:
         return _Mean(value, None)
     squares = sum((y - value * n) ** 2 for y, n in pairs)
-    return _Mean(value, count / (count - 1) * squares / total**2)
+    # By count - 3, not count - 1: that is the variance of Student's t, since with few groups this is uncertain itself.
+    return _Mean(value, count * squares / total**2 / (count - 3))
 
 
 def _coin(hits: int, of: int) -> float:

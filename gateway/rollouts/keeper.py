@@ -40,7 +40,7 @@ PATIENCE_S: Final = 10.0
 # invalid), or not an answer of this policy's.
 _ANSWERED: Final[frozenset[Outcome]] = frozenset({"success", "cache_hit"})
 _FAULTS: Final[frozenset[Outcome]] = frozenset({"error", "timeout", "cut"})
-# Judgements that both sides get only where both policies have this key; those of people both get anyway.
+# Judgements that say the same of both sides only where both policies have this key, and alike. People judge anyway.
 _NEEDS: Final = {"feedback": None, "audit": "audit", "validation": "escalate", "escalation": "escalate"}
 
 
@@ -107,12 +107,14 @@ class RolloutKeeper:
         sides.tallies[side].finished(unit, outcome in _FAULTS, life.seconds() * 1000, life.cost_nanousd)
         sides.changed = True
 
-    def judged(self, policy: str, key_id: str, good: bool, source: str) -> None:
+    def judged(self, policy: str, version: str, key_id: str, good: bool, source: str) -> None:
         """Count what an answer of a policy was found to be: `source` as in `gateway/outcomes`."""
         found = self._guarded.get(policy)
         if found is None or source not in _NEEDS or not self._comparable(found[0], _NEEDS[source]):
             return
         key, side = found
+        if side == "new" and version != key[1]:
+            return  # of an answer that was given before the policy was edited
         self._sides[key].tallies[side].judged(key_id, good)
         self._sides[key].changed = True
 
@@ -249,13 +251,13 @@ class RolloutKeeper:
         return trial.unit(subject, life.request_id)
 
     def _comparable(self, key: Key, needed: str | None) -> bool:
-        """Whether both policies of a rollout have what brings such judgements about."""
+        """Whether both policies of a rollout have, alike, what brings such judgements about."""
         if needed is None:
             return True
         current = self._policies.current
         with suppress(KeyError):
-            both = (current.named(key[0]), current.named(self._rows[key].instead_of))
-            return all(getattr(policy.document, needed) is not None for policy in both)
+            new, old = (getattr(current.named(name).document, needed) for name in (key[0], self._rows[key].instead_of))
+            return new is not None and new == old
         return False
 
 

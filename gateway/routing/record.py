@@ -108,6 +108,8 @@ def record_of(services: Services, life: Life) -> Decision | None:
             features["outcomes"] = _outcomes(table, facts.profile)
     if decision.rule_errors:
         features["rule_errors"] = list(decision.rule_errors)
+    if life.policy.raised:
+        features["raised"] = life.policy.raised
     if life.fallback:
         features["fallback"] = life.fallback
     if life.session is not None:
