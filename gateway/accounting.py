@@ -211,6 +211,8 @@ class Accounting:
         """Put on record what happened to the request; `data` holds numbers and labels, never what was written."""
         request_id = self._life.request_id
         self._journal(Noted(Note(id=new_id(), request_id=request_id, ts_ms=now_ms(), kind=kind, data=data)))
+        if self._settled:
+            self._flush()  # no row comes after it that it could wait for
 
     async def settle(self, outcome: Outcome, error: str | None = None) -> None:
         """End of the request: close what is open and replace the hold by what was used. Idempotent.
@@ -227,10 +229,7 @@ class Accounting:
             self._close(self._open.pop(attempt.id), attempt, "escalated")
         if life.session is not None and (moved := follow(self._services, life)) is not None:
             self.note("session", moved)
-        try:
-            self._services.journal.flush()  # a request without an attempt has written nothing yet
-        except JournalError as failure:
-            logger.error("why request %s was decided as it was is not on record: %s", life.request_id, failure)
+        self._flush()  # a request without an attempt has written nothing yet
         if life.grant is not None:
             settled = await self._services.queue.settle(life.grant.hold_id, life.tokens, life.cost_nanousd)
             life.standing = settled or life.standing
@@ -240,10 +239,12 @@ class Accounting:
 
     def _charge(self, row: LedgerRow, usage: Usage) -> None:
         row.set_usage(usage)
-        row.cost_nanousd = cost(self._price(row.model), usage).total_nanousd
+        price = self._price(row.model, self._life.meter.service_tier)
+        row.price_version = price.version
+        row.cost_nanousd = cost(price, usage).total_nanousd
 
-    def _price(self, model: str) -> ModelPrice:
-        return self._services.prices.price_for(model, batch=self._life.line is not None)
+    def _price(self, model: str, service_tier: str | None = None) -> ModelPrice:
+        return self._services.prices.price_for(model, service_tier, batch=self._life.line is not None)
 
     def _row(self, attempt_id: str, number: int, candidate: Candidate) -> LedgerRow:
         life = self._life
@@ -289,6 +290,13 @@ class Accounting:
         except JournalError:
             # The disk is failing: the log is the last place where this record can be kept.
             logger.exception("a ledger record could not be journaled: %s", msgspec.json.encode(record).decode())
+
+    def _flush(self) -> None:
+        try:
+            self._services.journal.flush()
+        except JournalError as failure:
+            request_id = self._life.request_id
+            logger.error("why request %s was decided as it was is not on record: %s", request_id, failure)
 
     def _count(self, row: LedgerRow) -> None:
         metrics = self._services.metrics

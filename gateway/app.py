@@ -12,6 +12,7 @@ from typing import Literal
 
 from gateway import pages, pipeline
 from gateway.admin import routes as admin
+from gateway.batches import routes as batches
 from gateway.dialects import errors
 from gateway.dialects.anthropic_messages import MESSAGES
 from gateway.dialects.errors import GatewayError, MethodNotAllowed, NotFound
@@ -20,6 +21,7 @@ from gateway.dialects.openai_completions import COMPLETIONS
 from gateway.dialects.openai_embeddings import EMBEDDINGS, RERANK
 from gateway.dialects.openai_responses import RESPONSES
 from gateway.feedback import feedback
+from gateway.files import routes as files
 from gateway.http import JSON_TYPE, ClientGone, Exchange, Receive, Scope, Send
 from gateway.responses import routes as kept
 from gateway.services import Services
@@ -52,6 +54,15 @@ ROUTES: Mapping[tuple[str, str], Route] = {
     ("POST", "/v1/embeddings"): Route(pipeline.endpoint(EMBEDDINGS), "key"),
     ("POST", "/v1/rerank"): Route(pipeline.endpoint(RERANK), "key"),
     ("POST", "/v1/feedback"): Route(feedback, "key"),
+    ("POST", "/v1/files"): Route(files.create, "key"),
+    ("GET", "/v1/files"): Route(files.listed, "key"),
+    ("GET", "/v1/files/{file_id}"): Route(files.retrieve, "key"),
+    ("DELETE", "/v1/files/{file_id}"): Route(files.remove, "key"),
+    ("GET", "/v1/files/{file_id}/content"): Route(files.content, "key"),
+    ("POST", "/v1/batches"): Route(batches.create, "key"),
+    ("GET", "/v1/batches"): Route(batches.listed, "key"),
+    ("GET", "/v1/batches/{batch_id}"): Route(batches.retrieve, "key"),
+    ("POST", "/v1/batches/{batch_id}/cancel"): Route(batches.cancel, "key"),
     ("GET", "/v1/models"): Route(pages.models, "key"),
     ("GET", "/v1/models/{model}"): Route(pages.model, "key"),
     ("GET", "/health/live"): Route(pages.live, "open"),
@@ -63,6 +74,7 @@ _PATHS: Mapping[str, frozenset[str]] = {
     path: frozenset(method for method, other in ROUTES if other == path) for _, path in ROUTES
 }
 _MODEL_PREFIX = "/v1/models/"
+_NAMED = {files.PREFIX: "{file_id}", batches.PREFIX: "{batch_id}"}
 _MESSAGES_PATH = "/v1/messages"  # here and below it, even clients that do not say so speak the Anthropic dialect
 
 
@@ -128,6 +140,8 @@ def _find(exchange: Exchange) -> Handler:
         path = "/v1/models/{model}"
     elif path.startswith(kept.PREFIX):
         path = _path_of_response(method, path)
+    else:
+        path = _path_of_named(path)
     route = ROUTES.get((method, path)) or ROUTES.get(("GET" if method == "HEAD" else method, path))
     if route is not None:
         return route.handler
@@ -145,6 +159,16 @@ def _path_of_response(method: str, path: str) -> str:
     route = "/v1/responses/{response_id}" + (f"/{below}" if below else "")
     known = ("GET" if method == "HEAD" else method, route) in ROUTES
     return route if id.startswith("resp_") or (id and known) else path
+
+
+def _path_of_named(path: str) -> str:
+    """The route of a thing with an id in its path, if there is one."""
+    for prefix, name in _NAMED.items():
+        if path.startswith(prefix):
+            id, _, below = path.removeprefix(prefix).partition("/")
+            route = prefix + name + (f"/{below}" if below else "")
+            return route if id and route in _PATHS else path
+    return path
 
 
 async def respond_error(exchange: Exchange, error: GatewayError) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping, Sequence
 from typing import Any
 
 import uuid_utils
@@ -143,10 +143,41 @@ class Exchange:
             if READ_TIMEOUT in self.scope:
                 raise RequestTimeout("The body of the request did not arrive in time. Send it again, without pauses.")
 
+    async def pieces(self, limit: int) -> AsyncIterator[bytes]:
+        """The body piece by piece, for what is too large to be held.
+
+        Raises:
+            TooLarge, BadRequest, RequestTimeout, ClientGone: as `body`.
+        """
+        declared = self.header(b"content-length")
+        if (whole_number(declared or "", 18) or 0) > limit:
+            raise TooLarge(f"The body is {declared} bytes; at most {limit} are taken here.")
+        if self.header(b"content-encoding") not in (None, "identity"):
+            raise BadRequest("Compressed request bodies are not supported; send it plain.", code="invalid_encoding")
+        size, more = 0, True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self.gone = True
+                raise ClientGone
+            more = message.get("more_body", False)
+            if more and READ_TIMEOUT in self.scope:
+                raise RequestTimeout("The body of the request did not arrive in time. Send it again, without pauses.")
+            data: bytes = message.get("body", b"")
+            size += len(data)
+            if size > limit:
+                raise TooLarge(f"The body is larger than the {limit} bytes that are taken here.")
+            if data:
+                yield data
+
     def watch(self) -> None:
         """From now on, cancel the current task when the client leaves; `gone` then says why."""
         self._task = asyncio.current_task()
         self.scope[LEAVING].append(self._client_left)
+
+    def left(self) -> bool:
+        """Whether the client is gone, for what is sent without being watched."""
+        return self._cycle is not None and bool(self._cycle.disconnected)
 
     def _client_left(self) -> None:
         if self._left is not None:

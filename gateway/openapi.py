@@ -6,6 +6,7 @@ from importlib import metadata
 from typing import Any
 
 from backends.protocol import Json
+from gateway import openapi_batches
 from gateway.openapi_schemas import components, error, ref
 from tiers import TIERS
 
@@ -14,7 +15,7 @@ _ERRORS = {
     "401": "The API key is missing, unknown, expired or revoked.",
     "403": "The key may not use this model.",
     "404": "The model is unknown.",
-    "409": "The answer to this idempotency key was too large to be kept.",
+    "409": "The answer to this idempotency key was too large to be kept; or the file or batch is in another state.",
     "408": "The request came too slowly.",
     "413": "The body is larger than the configured limit.",
     "422": "The idempotency key belongs to another request.",
@@ -122,6 +123,7 @@ def document() -> dict[str, Any]:
             },
             "/v1/messages/count_tokens": {"post": _count_route()},
             "/v1/feedback": {"post": _feedback_route()},
+            **openapi_batches.paths(_error_responses, _headers),
             "/v1/models": {"get": _get("List the models that this key may use.", "listModels", answer="ModelList")},
             "/v1/models/{model}": {"get": _get("Describe one model.", "getModel", ["model"], answer="Model")},
             "/health/live": {"get": _open("The process runs.", "live", schema=ref("Live"))},
@@ -130,7 +132,7 @@ def document() -> dict[str, Any]:
             "/openapi.json": {"get": _open("This document.", "openapi")},
         },
         "components": {
-            "schemas": components(),
+            "schemas": components() | openapi_batches.schemas(),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }

@@ -30,7 +30,7 @@ from gateway.flights.giving import give_as_it_comes
 from gateway.guarding.request import guard_request
 from gateway.http import JSON_TYPE, ClientGone, Exchange
 from gateway.life import Life
-from gateway.relay import relay
+from gateway.relay import Keep, relay
 from gateway.responses.turns import recall
 from gateway.routing.route import route
 
@@ -81,10 +81,14 @@ async def live(services: Services, life: Life) -> None:
             else:
                 answer = await ask(services, life, accounting)
                 good = life.climb is None or life.climb.passed
-                keep = turn.keep if turn.writes and good else None
+                keep: Keep | None = turn.keep if turn.writes and good else None
+                if (watch := services.watching.begin(life)) is not None:
+                    keep = watch.keeping(keep)
                 of_one_model = await relay(services, life, accounting, answer, writer, keep=keep)
                 exchange.unwatch()  # the client has everything: its leaving ends nothing now
                 await turn.remember(of_one_model and good)
+                if watch is not None:
+                    watch.end(accounting, of_one_model)
     except ClientGone:
         pass
     except asyncio.CancelledError:

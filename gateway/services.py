@@ -48,6 +48,7 @@ from gateway.limiter import open_limiter
 from gateway.measuring import Measuring
 from gateway.model_defaults import model_defaults
 from gateway.outcomes.service import Outcomes
+from gateway.outcomes.watching import Watching
 from gateway.policy_news import IN_FORCE, REFUSED
 from gateway.policy_record import PolicyRecord
 from gateway.responses.store import ResponseStore
@@ -98,6 +99,7 @@ class Services:
     rollouts: RolloutKeeper
     classifier: TaskClassifier
     outcomes: Outcomes
+    watching: Watching
     prices: PriceBook
     descriptions: Descriptions
     model_defaults: Mapping[str, Mapping[str, object]]
@@ -198,6 +200,7 @@ class Services:
         stack.push_async_callback(self.policy_record.stop)
         self.rollouts = RolloutKeeper(self.database, self.policies, self.metrics)
         await self.rollouts.start()
+        self.outcomes.watch = self.rollouts.judged
         stack.push_async_callback(self.rollouts.stop)
         self.idempotency = await open_idempotency(settings, secret, self.metrics)
         stack.push_async_callback(self.idempotency.close)
@@ -234,6 +237,7 @@ class Services:
         self.placing = Placing(settings, self.pools, self.estimator)
         self.metrics.registry.register(BackendCollector(self.pools))
         self.dispatcher = Dispatcher(self.pools, Limits(settings.failover.max_attempts, settings.failover.total_s))
+        self.watching = Watching(self)
         self.judges = Judges(self)
         self.checks = Checks(self)
         stack.push_async_callback(self.judges.close)

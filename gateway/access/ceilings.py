@@ -16,7 +16,7 @@ from gateway.ledger.money import format_usd
 from tiers import TIERS
 
 # What a key can be kept to. Counting the tokens of a message belongs to `messages`; every key may list its models.
-ROUTES: Final = ("chat", "completions", "messages", "responses", "embeddings", "rerank")
+ROUTES: Final = ("chat", "completions", "messages", "responses", "embeddings", "rerank", "batches")
 MOST: Final = 2**31 - 1
 MOST_NANOUSD: Final = 2**62
 _RATES: Final = ("requests_per_minute", "tokens_per_minute", "parallel")

@@ -57,6 +57,7 @@ class KeyStore:
         self._secret = secret
         self._defaults = defaults or LimitSettings()
         self._entries: dict[str, _Entry] = {}
+        self._by_id: dict[str, _Entry] = {}
         self._version: str | None = None
         self._loaded_s = self._tried_s = -1.0
         self._refreshing: asyncio.Task[None] | None = None
@@ -125,6 +126,14 @@ class KeyStore:
         await self._look_again()
         return self.authenticate(token)
 
+    def known(self, key_id: str) -> Principal | None:
+        """The key with this id, by the snapshot in memory; None: unknown, revoked or expired."""
+        entry = self._by_id.get(key_id)
+        if entry is None or entry.revoked:
+            return None
+        expires = entry.principal.expires_ms
+        return None if expires is not None and now_ms() >= expires else entry.principal
+
     async def holder(self, key_id: str) -> Principal | None:
         """The key with this id and what limits it, as they are in the database now, or, where that is out, as they were
         last; None: unknown or revoked.
@@ -156,6 +165,7 @@ class KeyStore:
                 levels = await _limited_levels(connection)
                 found = (await connection.execute(select(keys, *named).select_from(joined))).mappings()
                 entries = {row["id"]: self._entry(dict(row), levels) for row in found}
+                self._by_id = entries
                 self._entries = {entry.digest: entry for entry in entries.values()}
                 for row in (await connection.execute(select(replaced_secrets))).mappings():
                     now = entries[row["key_id"]]

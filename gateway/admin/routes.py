@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gateway.admin import (
     answer_cache,
     audit_log,
+    batches,
     gateway_state,
     keys,
     openapi,
@@ -36,6 +37,7 @@ ADMIN_ROUTES: Final[tuple[AdminRoute, ...]] = (
     *keys.ROUTES,
     *standing.ROUTES,
     *spending.ROUTES,
+    *batches.ROUTES,
     *gateway_state.ROUTES,
     *policy_versions.ROUTES,
     *rollouts.ROUTES,

@@ -26,7 +26,7 @@ def report(
         str,
         typer.Option(
             help="Comma-separated: organisation, team, project, key, policy, tier, model, backend, cache, outcome, "
-            "day. Empty: one line for everything."
+            "batch, day. Empty: one line for everything."
         ),
     ] = "team,model",
     since: Annotated[str | None, typer.Option(metavar="WHEN", help="From: 2026-11-30, or ago: 7d, 24h.")] = None,

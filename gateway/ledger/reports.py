@@ -15,18 +15,20 @@ from typing import Any, Final
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ColumnElement, Label, case, func, literal_column, select
+from sqlalchemy import JSON, ColumnElement, Label, case, cast, func, literal_column, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.invalid import InvalidValue
 from gateway.ledger.alternatives import alternatives
 from gateway.ledger.database import Database
 from gateway.ledger.money import format_usd
+from gateway.ledger.rows import BATCH_TAG
 from gateway.ledger.schema import decisions, keys, ledger, notes, organisations, projects, teams
 
 DAY_MS: Final = 86_400_000
 DIMENSIONS: Final = (
-    "organisation", "team", "project", "key", "policy", "tier", "model", "backend", "cache", "outcome", "day",
+    "organisation", "team", "project", "key", "policy", "tier", "model", "backend", "cache", "outcome", "batch",
+    "day",
 )  # fmt: skip
 MEASURES: Final = (
     "requests", "attempts", "input_tokens", "cached_input_tokens", "cache_write_tokens", "output_tokens",
@@ -101,7 +103,7 @@ async def cost_report(
         span.append(ledger.c.ts_ms < _to_ms(until))
     if organisation_id is not None:
         span.append(ledger.c.organisation_id == organisation_id)
-    groups = [_dimension(name) for name in by]
+    groups = [_dimension(name, database.dialect) for name in by]
     async with database.read() as connection:
         total_row = (await connection.execute(select(*_measures()).where(*span))).one()
         grouped = select(*groups, *_measures()).where(*span)
@@ -221,10 +223,29 @@ def _measures() -> list[Label[Any]]:
     return [requests, func.count().label("attempts"), *sums]
 
 
-def _dimension(name: str) -> Label[Any]:
+def _dimension(name: str, dialect: str) -> Label[Any]:
     if name == "day":
         return (ledger.c.ts_ms - ledger.c.ts_ms % DAY_MS).label("day")
+    if name == "batch":
+        return func.coalesce(_batch(dialect), literal_column("''")).label("batch")
     return ledger.c[f"{name}_id" if name in _NAMED else name].label(name)
+
+
+def _batch(dialect: str) -> ColumnElement[Any]:
+    """The batch that a row belongs to, or NULL. No parameters, which PostgreSQL would take for different ones where
+    rows are grouped by it."""
+    if dialect == "postgresql":
+        return cast(ledger.c.tags, JSON).op("->>")(literal_column(f"'{BATCH_TAG}'"))
+    return func.json_extract(ledger.c.tags, literal_column(f"'$.\"{BATCH_TAG}\"'"))
+
+
+async def batch_spent(database: Database, batch_id: str, key_id: str, since_ms: int) -> tuple[int, int]:
+    """What the rows of a batch cost, in nano-dollars, and how many there are; `since_ms`: when it was made."""
+    mine = (ledger.c.ts_ms >= since_ms) & (ledger.c.key_id == key_id) & (_batch(database.dialect) == batch_id)
+    async with database.read() as connection:
+        query = select(func.coalesce(func.sum(ledger.c.cost_nanousd), 0), func.count()).where(mine)
+        row = (await connection.execute(query)).one()
+        return int(row[0]), int(row[1])
 
 
 async def _labels(connection: AsyncConnection, dimension: str) -> dict[str, str]:

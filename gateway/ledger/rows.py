@@ -32,6 +32,8 @@ Outcome = Literal[
 ]
 OUTCOMES: Final[tuple[str, ...]] = Outcome.__args__  # type: ignore[attr-defined]
 
+# The tag of rows that belong to a batch: its id.
+BATCH_TAG: Final = "tierline-batch"
 MAX_ERROR_CHARACTERS: Final = 1000
 MAX_ANSWER_ID_CHARACTERS: Final = 128
 

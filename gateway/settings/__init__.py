@@ -4,6 +4,7 @@ Unknown keys are refused with file, line and a suggestion. Relative paths are re
 stand in the file: a backend names the environment variable that holds its key. Start reading in `platform_file.py`.
 """
 
+from gateway.settings.batches import BatchSettings
 from gateway.settings.limits import ConcurrencySettings, LimitSettings, WhenRedisIsDown
 from gateway.settings.platform_file import Settings, load, resolve, where
 from gateway.settings.process import AdminSettings, LogSettings, ServerSettings, TelemetrySettings
@@ -25,6 +26,7 @@ from gateway.settings.strict import Strict
 __all__ = [
     "AdminSettings",
     "BackendSettings",
+    "BatchSettings",
     "CacheSettings",
     "Capability",
     "ConcurrencySettings",
