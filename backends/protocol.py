@@ -173,6 +173,7 @@ class ChatChunk(msgspec.Struct, omit_defaults=True):
     choices: list[ChunkChoice] = msgspec.field(default_factory=list)
     usage: Usage | None = None
     error: Json | None = None
+    service_tier: Any = None  # text, of servers that have such; what others put there breaks no stream
 
 
 class AnswerMessage(msgspec.Struct, omit_defaults=True):
@@ -208,6 +209,7 @@ class ChatCompletion(msgspec.Struct, omit_defaults=True):
     choices: list[AnswerChoice] = msgspec.field(default_factory=list)
     usage: Usage | None = None
     error: Json | None = None
+    service_tier: Any = None
 
 
 class InvalidRequest(ValueError):

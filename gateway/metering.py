@@ -15,7 +15,7 @@ BYTES_PER_TOKEN = 4
 class Meter:
     """One answer's counts. `see` is called for every event, so it does little."""
 
-    __slots__ = ("answer_id", "bytes", "content_events", "finish_reasons", "usage")
+    __slots__ = ("answer_id", "bytes", "content_events", "finish_reasons", "service_tier", "usage")
 
     def __init__(self) -> None:
         self.content_events = 0
@@ -23,12 +23,13 @@ class Meter:
         self.finish_reasons: dict[int, str] = {}
         self.usage: Usage | None = None
         self.answer_id: str | None = None  # the backend's
+        self.service_tier: str | None = None  # as which the backend says that it served
 
     def restart(self) -> None:
         """The answer goes on in another attempt: from now on, count that one."""
         self.content_events = self.bytes = 0
         self.finish_reasons = {}
-        self.usage = self.answer_id = None
+        self.usage = self.answer_id = self.service_tier = None
 
     def see(self, chunk: ChatChunk, usage: Usage | None = None) -> None:
         """Take account of one event of a stream; `usage` is the attempt's own where it is not the chunk's."""
@@ -37,6 +38,8 @@ class Meter:
             self.usage = usage or chunk.usage
         if self.answer_id is None:
             self.answer_id = chunk.id
+        if chunk.service_tier is not None:
+            self._served_as(chunk.service_tier)
         for choice in chunk.choices:
             size = _content_bytes(choice.delta)
             if choice.text:
@@ -52,10 +55,15 @@ class Meter:
         """Take account of an answer that came in one piece."""
         self.usage = answer.usage
         self.answer_id = answer.id
+        self._served_as(answer.service_tier)
         for choice in answer.choices:
             self.bytes += _content_bytes(choice.message) + _size(choice.text or "")
             if choice.finish_reason:
                 self.finish_reasons[choice.index] = choice.finish_reason
+
+    def _served_as(self, service_tier: object) -> None:
+        if isinstance(service_tier, str):
+            self.service_tier = service_tier
 
     def counted_output(self) -> int:
         """Output tokens by our own count."""
