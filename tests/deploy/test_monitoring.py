@@ -16,6 +16,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from engine.metrics import EngineMetrics
+from gateway.backend_metrics import BackendCollector
 from gateway.telemetry import Metrics
 from gateway.worker_metrics import WORKER_UP
 
@@ -49,7 +50,9 @@ def queries() -> Iterator[tuple[str, str]]:
 def exported() -> set[str]:
     """Series names of the gateway and of an engine, as their registries give them."""
     names: set[str] = {WORKER_UP}  # stands beside the registries of the workers
-    for registry in (Metrics().registry, EngineMetrics("m").registry):
+    backends = CollectorRegistry()
+    backends.register(BackendCollector({}))
+    for registry in (Metrics().registry, EngineMetrics("m").registry, backends):
         assert isinstance(registry, CollectorRegistry)
         for metric in registry.collect():
             names.add(metric.name)
