@@ -75,8 +75,11 @@ async def _take(services: Services, life: Life) -> tuple[bytes, list[Header]]:
                 raise Unavailable(f"The answer cache cannot take it now: {error}", code="cache_unavailable") from None
         learned = False
         if answered is not None:
-            rated = rate(services.database, services.policies.current, answered, good=given.rating == "good")
-            learned = await _in_time(rated)
+            good = given.rating == "good"
+            first, learned = await _in_time(rate(services.database, services.policies.current, answered, good=good))
+            if first:
+                policy, version = answered.policy, answered.policy_version
+                services.rollouts.judged(policy, version, answered.key_id, good, "feedback")
     finally:
         life.standing = await services.queue.settle(life.grant.hold_id, 0, 0) or life.standing
     if answered is None and not taken.known:

@@ -29,6 +29,7 @@ class Answered(msgspec.Struct, frozen=True):
 
     request_id: str
     policy: str
+    policy_version: str
     key_id: str
     tier: str
     model: str
@@ -41,7 +42,14 @@ async def find(database: Database, named: str, team_id: str) -> Answered | None:
     async with database.read() as connection:
         request_id = await request_of(connection, named)
         mine = (ledger.c.request_id == request_id, ledger.c.team_id == team_id, ledger.c.outcome.in_(ANSWERED))
-        columns = (ledger.c.policy, ledger.c.key_id, ledger.c.tier, ledger.c.model, ledger.c.cache)
+        columns = (
+            ledger.c.policy,
+            ledger.c.policy_version,
+            ledger.c.key_id,
+            ledger.c.tier,
+            ledger.c.model,
+            ledger.c.cache,
+        )
         rows = select(*columns).where(*mine).order_by(ledger.c.attempt.desc()).limit(1)
         row = (await connection.execute(rows)).one_or_none()
         if row is None:
@@ -51,11 +59,11 @@ async def find(database: Database, named: str, team_id: str) -> Answered | None:
     return Answered(request_id, *row, features)
 
 
-async def rate(database: Database, policies: PolicySet, answered: Answered, *, good: bool) -> bool:
+async def rate(database: Database, policies: PolicySet, answered: Answered, *, good: bool) -> tuple[bool, bool]:
     """Note what was said of an answer, the first time, and learn from it.
 
     Returns:
-        Whether it was learnt from.
+        Whether it was the first time, and whether it was learnt from.
     """
     moment = now_ms()
     data = {"rating": "good" if good else "bad"}
@@ -63,8 +71,7 @@ async def rate(database: Database, policies: PolicySet, answered: Answered, *, g
         id=f"feedback-{answered.request_id}", request_id=answered.request_id, ts_ms=moment, kind="feedback", data=data
     )
     outcome = _outcome(policies, answered, good)
-    _, learnt = await store.add_once(database, note, outcome, moment // DAY_MS)
-    return learnt
+    return await store.add_once(database, note, outcome, moment // DAY_MS)
 
 
 def _outcome(policies: PolicySet, answered: Answered, good: bool) -> Outcome | None:

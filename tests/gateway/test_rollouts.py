@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from bench.mock_upstream import MockUpstream
+from gateway.ledger.reports import explain
 from gateway.ledger.schema import audit, notes, rollouts
 from gateway.rollouts import state
 from gateway.rollouts.report import report
@@ -143,6 +145,41 @@ async def test_what_costs_more_than_allowed_is_taken_back(tried: FrontDoor) -> N
     await ask(tried, 90)
     assert await rolled_back(tried)
     assert "cost_per_request" in tried.services.rollouts.rolled_back()[0].reason
+
+
+async def test_ratings_take_back_what_people_like_less(tried: FrontDoor) -> None:
+    guard = "guard: {quality: -5%, min_requests: 10}"
+    text = NEW.replace("default: large", "default: xlarge")
+    await edit(tried, text + f"rollout: {{instead_of: default, by: request, percent: 50, {guard}}}\n")
+    for response in await asyncio.gather(*(tried.chat("auto") for _ in range(90))):
+        rating = "bad" if response.headers["x-tierline-policy"].startswith("next@") else "good"
+        body = {"request_id": response.headers["x-request-id"], "rating": rating}
+        for _ in range(2):  # the second time counts for nothing
+            given = await tried.client.post("/v1/feedback", json=body, headers=tried.headers())
+            assert given.status_code == 200, given.text
+    assert await rolled_back(tried)
+    (found,) = await report(tried.services.database, tried.services.policies.current)
+    assert "quality: 0.00 %, where the old policy has 100.00 %" in found.reason
+
+
+async def test_a_raise_holds_until_its_moment_and_is_on_record(tried: FrontDoor) -> None:
+    until = datetime.now(UTC) + timedelta(hours=1)
+    raised = f"limits: {{requests_per_minute: 1}}\nraises: [{{until: '{until.isoformat(timespec='seconds')}', "
+    raised += "reason: launch day, limits: {requests_per_minute: 60}}]\n"
+    tried.write_policy(OLD + raised)
+    tried.services.policies.reload()
+    answers = [await tried.chat("auto") for _ in range(3)]
+    assert [answer.headers["x-ratelimit-limit-requests"] for answer in answers] == ["60"] * 3
+    await tried.services.writer.flush()
+    explained = await explain(tried.services.database, answers[0].headers["x-request-id"])
+    assert explained is not None
+    assert explained.decision is not None
+    assert explained.decision["features"]["raised"].startswith("launch day (until ")
+
+    tried.services.policies._clock = lambda: until
+    tried.services.policies.turn()
+    codes = [(await tried.chat("auto")).status_code for _ in range(3)]
+    assert 429 in codes
 
 
 async def test_faults_of_clients_do_not_count(tried: FrontDoor) -> None:
