@@ -13,7 +13,7 @@ PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 
 .DEFAULT_GOAL := help
 .PHONY: help install run doctor test test-all lint format bench-gateway bench-streams bench-engine bench-cache \
-	bench-embedding bench-cache-store bench-limits bench-routing bench-sessions chaos kernels-report gpu-check clean
+	bench-embedding bench-cache-store bench-limits bench-routing bench-cascade bench-sessions bench-placement chaos kernels-report gpu-check clean
 
 help: ## list the commands
 	@grep -hE '^[a-z][a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -88,8 +88,17 @@ bench-limits: install ## what limits in Redis cost: latency, CPU here and in Red
 bench-routing: install ## quality of task and tier decisions, with a keyword heuristic beside it
 	$(BIN)/python -m bench.routing $(ARGS)
 
+bench-forecast: install ## what `policy simulate` says of a change of policies, and what then happens
+	.venv/bin/python -m bench.forecast $(ARGS)
+
 bench-sessions: install ## what conversations cost that stay on their tier, beside turns that are decided alone
 	$(BIN)/python -m bench.sessions $(ARGS)
+
+bench-placement: install ## the choice of replicas; with ARGS="--trace FILE" a trace over simulated ones, else two real engines
+	$(BIN)/python -m bench.placement $(or $(ARGS),--engines)
+
+bench-cascade: install ## cascades against fixed tiers on public answers; what a curve makes of log-probabilities; needs --data
+	$(BIN)/python -m bench.cascade $(ARGS)
 
 chaos: install ## inject faults behind a real gateway: whole answers, or explicit errors, and right rows
 	$(BIN)/python -m bench.chaos $(ARGS)

@@ -22,7 +22,7 @@ from bench.placement_trace import PREFILL_PER_S, SYSTEMS, read, replay
 from bench.report import RESULTS, Row, report
 
 # Replicas, load (tokens of all prompts by what the replicas can compute, if nothing were held), gateways.
-SETTINGS = ((4, 0.8, 1), (8, 0.5, 1), (8, 0.8, 1), (8, 0.8, 4), (16, 0.8, 1))
+SETTINGS = ((4, 0.8, 1), (8, 0.5, 1), (16, 0.8, 4))
 SIMULATED = "simulated "
 
 

@@ -67,7 +67,7 @@ def examine(config: Path) -> list[Finding]:
     findings.append(Finding("configuration", "ok", str(config)))
     findings += [_running(settings, config), _data_dir(settings), _memory(settings), _cores(settings)]
     findings += [*_extras(settings), *_models(settings, config.parent), _policies(settings), _database(settings)]
-    findings += _redis(settings)
+    findings += [*_redis(settings), *_replicas(settings)]
     return findings
 
 
@@ -280,6 +280,25 @@ def _policies(settings: Settings) -> Finding:
     if report.warnings:
         return Finding("policies", "warn", f"{message}: {len(report.warnings)} warnings", advice)
     return Finding("policies", "ok", message)
+
+
+def _replicas(settings: Settings) -> Iterator[Finding]:
+    """What is said of replicas and does not do what it seems to."""
+    for name, backend in settings.backends.items():
+        if len(settings.base_urls(name)) == 1 and "placement" in backend.model_fields_set:
+            message = f"backend '{name}' has one replica: its 'placement' has no effect"
+            yield Finding("replicas", "warn", message, "give it 'replicas' or 'base_urls' with several")
+        zone = backend.placement.zone()
+        places = [replica.place(zone) for replica in backend.replicas]
+        if not places or any(place.hours is None for place in places):
+            continue
+        open_at = [place.hours.minutes() for place in places if place.hours is not None]
+        closed = sum(not any(minutes) for minutes in zip(*open_at, strict=True))
+        if closed:
+            message = (
+                f"backend '{name}': for {closed / 60:.3g} h of the week, all of its replicas are outside their hours"
+            )
+            yield Finding("replicas", "warn", message, "leave one replica without 'hours', or let its models fall back")
 
 
 def _database(settings: Settings) -> Finding:

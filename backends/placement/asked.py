@@ -9,7 +9,7 @@ from backends.placement.chain import Chain
 if TYPE_CHECKING:
     from backends.replica import Replica
 
-OUTPUT_WORK = 0.1  # of a token that is computed: answers are written side by side, a prompt takes whole steps
+OUTPUT_WORK = 0.5  # of a token that is computed: answers are written side by side, a prompt takes whole steps
 
 
 class Load:

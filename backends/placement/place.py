@@ -95,7 +95,7 @@ def _ranked(replicas: Sequence[Replica], regions: Sequence[str], long: bool, pat
         group = {wanted: 0, None: 1, other: 2}[place.group]
         pool = 0 if place.pool == ("spot" if patient else "on_demand") else 1
         region = regions.index(place.region) if place.region in regions else len(regions)
-        return (last, group, pool, place.price_factor if patient else 0.0, region)
+        return (last, pool, place.price_factor, group, region) if patient else (last, group, pool, region)
 
     ranks: dict[tuple[float, ...], list[Replica]] = {}
     for replica in replicas:

@@ -2,8 +2,8 @@
 
     wait = (work on it / weight + missing + FLOOR) x how slow it is + missing
 
-Work is what the requests on it still take, in tokens to compute; `missing` are the tokens of the prompt that it does not
-hold. They count twice: they take time now, and wherever they are computed they push out what others come back for. So
+Work is what the requests on it still take, in tokens to compute; `missing` are the tokens of the prompt that it does
+not hold. They count twice: they take time now, and where they are computed they push out what others come back for. So
 a replica that holds a prefix is never ahead of another by more work than twice what this saves. Replicas whose waits
 differ by less than can be told are taken as equal: then the one that holds more, else one by lot, by their weights. How
 slow: its time to first content per token that had to be computed, beside the fastest's. That varies by itself, so only

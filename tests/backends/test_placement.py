@@ -133,12 +133,12 @@ def test_work_falls_when_an_answer_begins_and_the_pace_is_learnt():
     chooser = placer(of)
     placement = Placement(872, 100)
     replica = send(chooser, placement, of)
-    assert replica.work == 882
+    assert replica.work == 922
     chooser.began(replica, placement, 2.0, 1.0)
-    assert replica.work == pytest.approx(10)
+    assert replica.work == pytest.approx(50)
     assert replica.pace.value(1.0) == pytest.approx(2.0 / 1000)
     chooser.began(replica, placement, 9.0, 2.0)
-    assert replica.work == pytest.approx(10), "an answer begins once"
+    assert replica.work == pytest.approx(50), "an answer begins once"
     over(replica, placement)
     assert replica.work == 0
 

@@ -81,7 +81,7 @@ async def test_short_prompts_and_other_beginnings_are_spread(tmp_path, upstreams
 async def test_a_favourite_that_has_too_much_to_do_is_left_alone(tmp_path, upstreams):
     async with front_door(tmp_path, document(upstreams)) as door:
         await door.chat(**asked("first"))
-        await asyncio.gather(*(door.chat("late", **asked(f"{number}"), stream=True) for number in range(12)))
+        await asyncio.gather(*(door.chat("late", **asked(f"{number}"), stream=True) for number in range(24)))
         rows = await door.rows()
         assert {row["placed"].split()[0] for row in rows} >= {"prefix", "busy"}
         assert len({row["replica"] for row in rows}) == 2
