@@ -1,24 +1,27 @@
 """The choice behind `tier: auto`: the smallest tier that is good enough, or the policy's default where nobody can tell.
 
-"Good enough" is a lower bound of P(success) of at least the policy's quality target: not the hope but what we would bet
-three to one on. Where no tier reaches it, the smallest one that is close to the best is taken: paying more would buy
-nothing. A request unlike the training data gets the default tier, never silently the cheapest.
+A tier is good enough for a kind of request if the lower bound of P(success) reaches the policy's quality target: not
+the hope but what we would bet three to one on. Where no tier reaches it, the smallest one close to the best is enough:
+paying more would buy nothing. A request may be one of several kinds; the smallest tier that is enough for most of them
+is taken, so that a small chance of something hopeless does not buy the largest model. A request unlike the training
+data gets the default tier, never silently the cheapest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from tiers import TIERS
-from tiers.success import SuccessTable, default_table
+from tiers.success import Estimate, SuccessTable, default_table, mixed
 from tiers.task import TaskProfile
 
 QUALITY_TARGET: Final = 0.8
 DEFAULT_TIER: Final = "medium"
 # A larger tier must promise at least this much more success to be worth its price where none reaches the target.
-WORTHWHILE_GAIN: Final = 0.04
+WORTHWHILE_GAIN: Final = 0.06
 # The smallest models are unreliable at calling tools; the success data holds no tool calls that could say otherwise.
 SMALLEST_TIER_FOR_TOOLS: Final = "medium"
 
@@ -29,13 +32,15 @@ class TierChoice:
 
     Attributes:
         p_success: tier -> mean.
-        lower: tier -> lower bound, which is what the choice goes by.
+        lower: tier -> lower bound; over all kinds that the request may be, as `p_success`.
+        by_kind: what the choice went by: for each kind that it may be its share, and the estimate of each tier.
     """
 
     tier: str
     reason: str
     p_success: dict[str, float]
     lower: dict[str, float] = field(default_factory=dict)
+    by_kind: Sequence[tuple[float, Mapping[str, Estimate]]] = ()
 
 
 def choose(
@@ -69,23 +74,50 @@ def choose(
         return TierChoice(default_tier, _out_of_distribution(profile), {})
     table = table or default_table()
     tiers: list[str] = [tier for tier in TIERS if tier in offered]
-    found = {tier: table.p_success(profile, tier) for tier in tiers}
-    p_success = {tier: estimate.mean for tier, estimate in found.items()}
-    lower = {tier: estimate.lower for tier, estimate in found.items()}
+    by_kind = table.by_kind(profile)
+    found = {tier: mixed(by_kind, tier) for tier in tiers}
     candidates = _fit_for_tools(tiers) if profile.features.get("tools") else tiers
+    needed = dict.fromkeys(candidates, 0.0)
+    reached = 0.0
+    for share, estimates in by_kind:
+        tier, reaches = _enough(estimates, candidates, quality_target)
+        needed[tier] += share
+        reached += share * reaches
+    tier = _most(needed)
     what = f"{profile.task} ({profile.confidence:.0%} sure), complexity {profile.complexity:.2f}"
-    for tier in candidates:
-        if lower[tier] >= quality_target:
-            promise = f"P(success), at least {lower[tier]:.2f}, reaches the target {quality_target:.2f}"
-            return TierChoice(tier, f"{what}: '{tier}' is the smallest tier whose {promise}", p_success, lower)
-    best = max(lower[tier] for tier in candidates)
-    tier = next(tier for tier in candidates if lower[tier] >= best - WORTHWHILE_GAIN)
     return TierChoice(
         tier,
-        f"{what}: no tier reaches the target {quality_target:.2f}; '{tier}' is the smallest within"
-        f" {WORTHWHILE_GAIN:.2f} of the best, with P(success) of at least {lower[tier]:.2f}",
-        p_success,
-        lower,
+        f"{what}: {_why(tier, found[tier].lower, quality_target, reached)}",
+        {name: estimate.mean for name, estimate in found.items()},
+        {name: estimate.lower for name, estimate in found.items()},
+        by_kind,
+    )
+
+
+def _enough(estimates: Mapping[str, Estimate], candidates: Sequence[str], target: float) -> tuple[str, bool]:
+    """The smallest tier whose bound reaches the target, else the smallest close to the best; and which of both."""
+    for tier in candidates:
+        if estimates[tier].lower >= target:
+            return tier, True
+    best = max(estimates[tier].lower for tier in candidates)
+    return next(tier for tier in candidates if estimates[tier].lower >= best - WORTHWHILE_GAIN), False
+
+
+def _most(needed: Mapping[str, float]) -> str:
+    """The smallest tier that is enough for at least half of what the request may be."""
+    covered = itertools.accumulate(needed.values())
+    return next(tier for tier, share in zip(needed, covered, strict=True) if share >= 0.5 - 1e-9)
+
+
+def _why(tier: str, lower: float, target: float, reached: float) -> str:
+    promise = f"P(success) of at least {lower:.2f}"
+    if lower >= target:
+        return f"'{tier}' is the smallest tier whose {promise} reaches the target {target:.2f}"
+    if reached >= 0.5:
+        return f"'{tier}' is enough for most of what this may be; {promise} over all, the target is {target:.2f}"
+    return (
+        f"no tier reaches the target {target:.2f}; '{tier}' is the smallest within {WORTHWHILE_GAIN:.2f} of the best,"
+        f" with {promise}"
     )
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gateway.ledger.reports import Explanation
 
 # Features that the table of tiers says.
-_OF_TIERS = ("p_success", "p_success_lower", "outcomes")
+_OF_TIERS = ("p_success", "p_success_lower", "bounds", "outcomes")
 
 
 def explain(

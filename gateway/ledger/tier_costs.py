@@ -169,7 +169,7 @@ def _priced(price: ModelPrice, group: dict[str, Any]) -> float:
         (group["output_tokens"] - group["reasoning_tokens"], rates.output),
         (group["reasoning_tokens"], rates.reasoning),
     )
-    return sum(count * rate for count, rate in tokens) / 1e6 + price.request_nanousd * group["calls"]
+    return float(sum(count * rate for count, rate in tokens)) / 1e6 + price.request_nanousd * float(group["calls"])
 
 
 def _machines(settings: Settings, prices: PriceBook, names: Collection[str]) -> int:

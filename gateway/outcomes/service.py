@@ -14,11 +14,12 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from gateway.ledger.database import Database
@@ -57,6 +58,8 @@ class Outcomes:
         self._database = database
         self._metrics = metrics
         self._interval_s = interval_s
+        self.watch: Callable[[str, str, str, bool, Source], None] | None = None  # whoever compares policies
+        self._at_intervals: list[Callable[[], None]] = []
         self._waiting: list[Outcome] = []
         self._shares: OrderedDict[tuple[str, Source], tuple[float, float]] = OrderedDict()
         self._counted: list[Counted] = []
@@ -69,6 +72,10 @@ class Outcomes:
         """Read what is known, and keep up with it."""
         await self._safely()
         self._task = asyncio.create_task(self._run(), name="outcomes")
+
+    def at_intervals(self, callback: Callable[[], None]) -> None:
+        """Have something done every few seconds."""
+        self._at_intervals.append(callback)
 
     async def stop(self) -> None:
         """Bring what waits to the database, as far as it takes it."""
@@ -87,24 +94,49 @@ class Outcomes:
         Args:
             tier, model: of the answer; default: those that the client's answer is of.
         """
-        policy, facts, row = life.policy, life.facts, life.served
-        if policy is None or facts is None or facts.profile is None or life.principal is None:
-            return
-        if policy.document.learn == "off":
-            return
+        tell = self.teller(life, source, tier=tier, model=model)
+        if tell is not None:
+            tell(good)
+
+    def teller(
+        self, life: Life, source: Source, *, tier: str | None = None, model: str | None = None
+    ) -> Callable[[bool], None] | None:
+        """Takes later what an answer came to; holds nothing of the request. None where it would be told in vain."""
+        row, policy, principal = life.served, life.policy, life.principal
         if row is not None:
             tier, model = tier or row.tier, model or row.model
-        kinds = teaching(facts.profile.in_distribution, facts.profile.kinds)
-        if tier is None or model is None or not kinds:
-            return
-        key_id = life.principal.key_id
-        if source in FAULTS_ONLY and not self._within_share(key_id, source):
-            return
-        self.take(
-            Outcome(
-                source=source, policy=policy.name, key_id=key_id, tier=tier, model=model, kinds=kinds, good=good
+        if policy is None or principal is None or tier is None or model is None:
+            return None
+        watch, profile, outcome = self.watch, life.facts.profile if life.facts is not None else None, None
+        if profile is not None and self.learns_from(life):
+            kinds = teaching(profile.in_distribution, profile.kinds)
+            outcome = Outcome(
+                source=source,
+                policy=policy.name,
+                key_id=principal.key_id,
+                tier=tier,
+                model=model,
+                kinds=kinds,
+                good=True,
             )
-        )  # fmt: skip
+        elif watch is None:
+            return None
+        name, version, key_id = policy.name, policy.version, principal.key_id
+
+        def tell(good: bool) -> None:
+            if watch is not None:
+                watch(name, version, key_id, good, source)
+            if outcome is not None and (source not in FAULTS_ONLY or self._takes_room(key_id, source)):
+                self.take(msgspec.structs.replace(outcome, good=good))
+
+        return tell
+
+    def learns_from(self, life: Life) -> bool:
+        """Whether what the answer of this request comes to would be learnt from."""
+        policy, facts = life.policy, life.facts
+        if policy is None or facts is None or facts.profile is None or life.principal is None:
+            return False
+        return policy.document.learn == "on" and facts.profile.in_distribution
 
     def take(self, outcome: Outcome) -> None:
         """Take an outcome, if there is room."""
@@ -112,9 +144,10 @@ class Outcomes:
             self._metrics.outcomes.labels(outcome.source, "dropped").inc()
             return
         self._waiting.append(outcome)
-        self._count(outcome)
+        self.count(outcome)
 
-    def _count(self, outcome: Outcome) -> None:
+    def count(self, outcome: Outcome) -> None:
+        """For the metric alone."""
         self._metrics.outcomes.labels(outcome.source, "good" if outcome.good else "bad").inc()
 
     def chooser(self, policy: Policy) -> Chooser:
@@ -164,6 +197,8 @@ class Outcomes:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._interval_s)
+            for callback in self._at_intervals:
+                callback()
             await self._safely()
 
     async def _safely(self) -> None:
@@ -183,17 +218,23 @@ class Outcomes:
                 logger.info("the database takes outcomes again")
             self._failing = False
 
-    def _within_share(self, key_id: str, source: Source) -> bool:
-        """Whether one more of this key may count: so that a day's share is not used up by its first minute."""
-        now = time.monotonic()
-        left, at = self._shares.get((key_id, source), (_AT_ONCE, now))
-        left = min(_AT_ONCE, left + (now - at) * _PER_SECOND)
+    def has_room(self, key_id: str, source: Source) -> bool:
+        """Whether one more outcome of this key may count now: its share of a day is not for the first minute."""
+        return self._room(key_id, source) >= 1
+
+    def _takes_room(self, key_id: str, source: Source) -> bool:
+        left = self._room(key_id, source)
         taken = left >= 1
-        self._shares[key_id, source] = (left - 1 if taken else left, now)
+        self._shares[key_id, source] = (left - 1 if taken else left, time.monotonic())
         self._shares.move_to_end((key_id, source))
         if len(self._shares) > _MOST_SHARES:
             self._shares.popitem(last=False)
         return taken
+
+    def _room(self, key_id: str, source: Source) -> float:
+        now = time.monotonic()
+        left, at = self._shares.get((key_id, source), (_AT_ONCE, now))
+        return min(_AT_ONCE, left + (now - at) * _PER_SECOND)
 
 
 def teaching(in_distribution: bool, kinds: Mapping[str, float]) -> dict[str, float]:

@@ -6,8 +6,8 @@ numbers are passed on as they are. What things cost is computed when somebody lo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gateway.ledger.prices import ModelPrice, PriceBook
@@ -102,6 +102,7 @@ def record_of(services: Services, life: Life) -> Decision | None:
         features["quality_target"] = decision.quality_target
         features["p_success"] = decision.auto.p_success
         features["p_success_lower"] = decision.auto.lower
+        features["bounds"] = [[e.lower for e in estimates.values()] for _, estimates in decision.auto.by_kind]
         table, version = services.outcomes.table_for(life.policy)
         features["table"] = version
         if version != SHIPPED and facts.profile is not None:
@@ -146,10 +147,10 @@ def _outcomes(table: SuccessTable, profile: TaskProfile) -> dict[str, float]:
 class _AsRecorded(SuccessTable):
     """A table that says of every request what is on record of one."""
 
-    estimates: Mapping[str, Estimate] = field(default_factory=dict)
+    kinds: Sequence[tuple[float, dict[str, Estimate]]] = ()
 
-    def p_success(self, profile: TaskProfile, tier: str) -> Estimate:
-        return self.estimates[tier]
+    def by_kind(self, profile: TaskProfile) -> list[tuple[float, dict[str, Estimate]]]:
+        return list(self.kinds)
 
 
 def decide_again(policy: Policy, features: Mapping[str, Any]) -> PolicyDecision:
@@ -160,10 +161,22 @@ def decide_again(policy: Policy, features: Mapping[str, Any]) -> PolicyDecision:
     Raises:
         KeyError, TypeError: the record is of an earlier version, which did not hold enough.
     """
-    means, lowers = features.get("p_success", {}), features.get("p_success_lower", {})
-    table = _AsRecorded({}, {}, 0.0, estimates={tier: Estimate(means[tier], lowers[tier]) for tier in means})
+    table = _AsRecorded({}, {}, 0.0, kinds=_by_kind(features))
 
-    def as_recorded(profile: TaskProfile, tiers: Collection[str], target: float, default: str) -> TierChoice:
-        return choose(profile, tiers, target, default, table)
+    def as_recorded(
+        profile: TaskProfile, tiers_available: Iterable[str], quality_target: float, default_tier: str
+    ) -> TierChoice:
+        return choose(profile, tiers_available, quality_target, default_tier, table)
 
     return decide(policy, facts_of(features), as_recorded)
+
+
+def _by_kind(features: Mapping[str, Any]) -> list[tuple[float, dict[str, Estimate]]]:
+    """The posterior of each kind. Of means only the mixture is on record: no choice goes by them."""
+    means = features.get("p_success", {})
+    shares = features.get("kinds", {}).values()
+    total = sum(shares)
+    return [
+        (share / total, {tier: Estimate(means[tier], bound) for tier, bound in zip(TIERS, bounds, strict=True)})
+        for share, bounds in zip(shares, features.get("bounds", ()), strict=False)
+    ]

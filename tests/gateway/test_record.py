@@ -29,6 +29,7 @@ routes:
   - {name: long, when: prompt_tokens > 200, tier: large}
   - {name: marked, when: "'vip=yes' in tags", model: medium}
   - {name: sums, when: task == "math" && complexity > 0.3, tier: xlarge}
+  - {name: dear, when: "'dear=yes' in tags", tier: auto, quality_target: 0.99}
   - {tier: auto, quality_target: 0.7}
 default: large
 fallback: [medium, small]
@@ -85,6 +86,7 @@ async def test_decisions_are_made_again_from_their_records(door: FrontDoor) -> N
             await ask(door, text, stream=True, response_format={"type": "json_object"})
         await ask(door, TEXTS[0], headers={"x-tierline-tier": "xlarge"})
         await ask(door, TEXTS[0], headers={"x-tierline-tags": "vip=yes"})
+        await ask(door, TEXTS[0], headers={"x-tierline-tags": "dear=yes"})
         await ask(door, TEXTS[0], model="medium")
 
     await ask_all()
@@ -97,7 +99,7 @@ async def test_decisions_are_made_again_from_their_records(door: FrontDoor) -> N
     policy = door.services.policies.current.named("default")
     assert not policy.variables & TEXT_VARIABLES, "else a record would not be enough"
     found = await records(door)
-    assert len(found) == 2 * (4 * len(TEXTS) + 3)
+    assert len(found) == 2 * (4 * len(TEXTS) + 4)
     for record in found:
         again = decide_again(policy, record.features)
         assert (again.requested_tier or "", again.rule, again.reason) == (record.tier, record.rule, record.reason)

@@ -1,4 +1,4 @@
-"""What tiers cost a month: by what was paid, by today's prices for all of it, by the hour; and what was learnt, shown."""
+"""What tiers cost a month: by what was paid, by today's prices for all, by the hour; and what was learnt, shown."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ models:
   little: {tier: small, backend: up, price: {input_usd_per_million: 1, output_usd_per_million: 2}}
   middle: {tier: medium, backend: own}
   middle-2: {tier: medium, backend: own}
-  big: {tier: large, backend: up, price: {input_usd_per_million: 10, output_usd_per_million: 20, cached_input_usd_per_million: 1}}
+  big:
+    tier: large
+    backend: up
+    price: {input_usd_per_million: 10, output_usd_per_million: 20, cached_input_usd_per_million: 1}
 """
 DAYS = 10
 
