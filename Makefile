@@ -89,7 +89,7 @@ bench-routing: install ## quality of task and tier decisions, with a keyword heu
 	$(BIN)/python -m bench.routing $(ARGS)
 
 bench-forecast: install ## what `policy simulate` says of a change of policies, and what then happens
-	.venv/bin/python -m bench.forecast $(ARGS)
+	$(BIN)/python -m bench.forecast $(ARGS)
 
 bench-sessions: install ## what conversations cost that stay on their tier, beside turns that are decided alone
 	$(BIN)/python -m bench.sessions $(ARGS)

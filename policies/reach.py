@@ -82,7 +82,7 @@ def _takers(region: Region, earlier: Sequence[tuple[Rule, Region]]) -> tuple[Rul
     for rule, taken in earlier:  # one alone says it best
         if subtract(region, taken, _MOST_BOXES) == []:
             return (rule,)
-    rest: Region | None = region
+    rest: Region = region
     takers: list[Rule] = []
     for rule, taken in earlier:
         smaller = subtract(rest, taken, _MOST_BOXES)

@@ -1,30 +1,24 @@
 """What changed requests would cost: their recorded tokens at other prices, the output stretched as models differ.
 
-Models answer the same question at different lengths. How much is measured where the recording has both models on like
-requests (the same task and about the same length of prompt): the ratio of their mean outputs there. Where it has not,
-the recorded length stands, and the report says for how many requests.
+Models answer the same question at different lengths. How much is measured where the recording has answers of both
+models to like requests (`strata.py`): the ratio of their mean outputs. The less alike, the wider the interval; where
+there are no such answers the recorded length stands, with much doubt, and the report says for how many requests.
 """
 
 from __future__ import annotations
 
-import math
+import zlib
 from collections import defaultdict
 from typing import Final
 
 import numpy as np
 
 from policies.simulation.recorded import Recorded, World
-from policies.simulation.sums import Sums, Vector, nothing, ratio
+from policies.simulation.strata import ANY, CLOSE, DOUBT, NOTHING, TASK, Stratum, stratum
+from policies.simulation.sums import REPLICATES, Sums, Vector, nothing, part_of, ratio
 
 LEAST_ANSWERS: Final = 30  # of each model, for a ratio of their outputs
-# What is taken for alike: task, and the power of four of the prompt's length.
-Stratum = tuple[str, int]
 _Group = tuple[str, str, str, Stratum]  # side, model that answered, model that would, stratum
-
-
-def stratum(request: Recorded) -> Stratum:
-    profile, tokens = request.facts.profile, request.facts.prompt_tokens
-    return ("" if profile is None else profile.task, int(math.log(max(1, tokens), 4)))
 
 
 class Costing:
@@ -50,58 +44,77 @@ class Costing:
         """A request that costs what it did."""
         self._known.add(side, weights, float(cost_nanousd))
 
-    def elsewhere(self, side: str, request: Recorded, model: str, weights: Vector) -> int:
-        """A request that another model would answer. Returns its cost with the output as it was."""
+    def elsewhere(self, side: str, request: Recorded, model: str, weights: Vector) -> None:
+        """A request that another model would answer."""
         answered = request.served.model if request.served is not None else model
         group = (side, answered, model, stratum(request))
         of_input, of_output = self._world.cost(model, request.tokens)
         self._inputs.add(group, weights, float(of_input))
         self._stretched.add(group, weights, float(of_output))
         self._requests.add(group, weights)
-        return of_input + of_output
 
     def total(self, side: str) -> Vector:
         """What all requests of a side cost."""
-        found = self._known.of(side) + nothing()
+        found = nothing()
+        for part in part_of(side):
+            found = found + self._known.of(part)
         for group in self._inputs:
             if group[0] == side:
-                factor = self._ratio(group[1], group[2], group[3])
-                found = found + self._inputs.of(group) + self._stretched.of(group) * (1.0 if factor is None else factor)
+                factor, _ = self._ratio(*group[1:])
+                found = found + self._inputs.of(group) + self._stretched.of(group) * factor
         return found
 
     def ratios(self, side: str) -> dict[tuple[str, str], tuple[int, float | None]]:
-        """By model that answered and model that would: requests, and the factor on their output; None: not known."""
-        groups = [group for group in self._requests if group[0] == side and group[1] != group[2]]
-        pairs: dict[tuple[str, str], list[_Group]] = defaultdict(list)
-        for group in groups:
-            pairs[group[1], group[2]].append(group)
+        """By model that answered and model that would: requests, and the factor on their output; None: nothing is
+        known of it for most of them."""
+        pairs: dict[tuple[str, str], list[tuple[float, float, int]]] = defaultdict(list)
+        for group in self._requests:
+            if group[0] == side and group[1] != group[2]:
+                factor, level = self._ratio(*group[1:])
+                pairs[group[1], group[2]].append((float(self._requests.of(group)[0]), float(factor[0]), level))
         found = {}
         for pair, members in pairs.items():
-            requests = sum(float(self._requests.of(group)[0]) for group in members)
-            factors = [(self._ratio(*pair, group[3]), float(self._requests.of(group)[0])) for group in members]
-            told = [(float(factor[0]), count) for factor, count in factors if factor is not None]
-            mean = sum(f * count for f, count in told) / sum(count for _, count in told) if told else None
-            found[pair] = (round(requests), mean)
+            requests = sum(number for number, _, _ in members)
+            guessed = sum(number for number, _, level in members if level == NOTHING)
+            mean = sum(number * factor for number, factor, _ in members) / requests
+            found[pair] = (round(requests), None if guessed > requests / 2 else mean)
         return found
 
-    def _ratio(self, answered: str, model: str, at: Stratum) -> Vector | None:
-        """How much longer a model answers than another, on requests of a stratum, else on all that both answered."""
+    def factor(self, answered: str, model: str, at: Stratum) -> float:
+        """How much longer a model would answer a request of a stratum than the one that did; 1 where nobody knows."""
+        return float(self._ratio(answered, model, at)[0][0])
+
+    def _ratio(self, answered: str, model: str, at: Stratum) -> tuple[Vector, int]:
+        """How much longer a model answers than another, and what tells."""
         if answered == model:
-            return None
-        if self._enough(answered, at) and self._enough(model, at):
-            return self._compared(answered, model, [at])
-        both = [s for m, s in self._answers if m == model and self._enough(model, s) and self._enough(answered, s)]
-        return self._compared(answered, model, both) if both else None
+            return nothing() + 1.0, CLOSE
+        # Only strata that both answered are compared: else the ratio would be that of the tasks they are given.
+        shared = {one for of, one in self._answers if of == model} & {
+            one for of, one in self._answers if of == answered
+        }
+        of_task = sorted(one for one in shared if one[0] == at[0])
+        for level, strata in ((CLOSE, [at] if at in shared else []), (TASK, of_task), (ANY, sorted(shared))):
+            found = self._compared(answered, model, strata)
+            if found is not None:
+                return found * _doubt(answered, model, level), level
+        return _doubt(answered, model, NOTHING), NOTHING
 
-    def _enough(self, model: str, at: Stratum) -> bool:
-        return float(self._answers.of((model, at))[0]) >= LEAST_ANSWERS
-
-    def _compared(self, answered: str, model: str, strata: list[Stratum]) -> Vector:
-        """The ratio of mean outputs, strata weighed by what both know of them (Mantel and Haenszel's weights)."""
-        above, below = nothing(), nothing()
+    def _compared(self, answered: str, model: str, strata: list[Stratum]) -> Vector | None:
+        """The ratio of mean outputs, strata weighed by what both know of them (Mantel and Haenszel, 1959); None:
+        too few answers tell."""
+        above, below, least = nothing(), nothing(), [0.0, 0.0]
         for at in strata:
             ours, theirs = self._answers.of((model, at)), self._answers.of((answered, at))
             whole = np.maximum(ours + theirs, 1.0)
             above = above + self._outputs.of((model, at)) * theirs / whole
             below = below + self._outputs.of((answered, at)) * ours / whole
-        return ratio(above, below) if below[0] > 0 else nothing() + 1.0
+            least = [least[0] + float(ours[0]), least[1] + float(theirs[0])]
+        return ratio(above, below) if min(least) >= LEAST_ANSWERS and below[0] > 0 else None
+
+
+def _doubt(answered: str, model: str, level: int) -> Vector:
+    """A factor of one that is as uncertain as that level is, drawn once for each pair of models."""
+    random = np.random.default_rng(zlib.crc32(f"{answered}\0{model}".encode()))
+    factor = nothing() + 1.0
+    factor[1:] = np.exp(DOUBT[level] * random.standard_normal(REPLICATES))
+    return factor

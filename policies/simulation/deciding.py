@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from policies.evaluate import Decision, decide
+from policies.evaluate import Chooser, Decision, decide
 from policies.facts import TEXT_VARIABLES, Facts
 from policies.load import Policy
 from policies.rules import Rule
@@ -36,6 +36,8 @@ class Decider:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._blind: dict[tuple[str, str, bool], list[Rule]] = {}
+        self._choosers: dict[str, Chooser] = {}
         self._known: dict[tuple[str, str, str], Mapping[str, bool]] = {}
         self._adapted: dict[tuple[str, str, bool, tuple[bool | None, ...]], tuple[Policy, Mapping[int, Rule]]] = {}
 
@@ -45,7 +47,9 @@ class Decider:
         Raises:
             Undecided: a rule that would have to be looked at cannot be.
         """
-        chooser = partial(choose, table=self._world.table(policy))
+        chooser = self._choosers.get(policy.name)
+        if chooser is None:
+            chooser = self._choosers[policy.name] = partial(choose, table=self._world.table(policy))
         has_profile = facts.profile is not None
         if TEXT_VARIABLES.isdisjoint(policy.variables) and (has_profile or not policy.needs_profile):
             return decide(policy, facts, chooser)
@@ -59,9 +63,12 @@ class Decider:
         """The policy with what is known of its conditions in their place; and the rules that decide nothing, because
         they cannot be looked at."""
         known = self._outcomes(request)
-        blind = [rule for rule in policy.rules if _blind(rule, has_profile)]
+        which = (policy.name, policy.version, has_profile)
+        blind = self._blind.get(which)
+        if blind is None:
+            blind = self._blind[which] = [rule for rule in policy.rules if _blind(rule, has_profile)]
         said = tuple(known.get(_source(rule.route.when)) for rule in blind)
-        key = (policy.name, policy.version, has_profile, said)
+        key = (*which, said)
         found = self._adapted.get(key)
         if found is None:
             if len(self._adapted) >= _MOST_KEPT:

@@ -1,70 +1,114 @@
-"""How long answers would take: what the recording shows of the model that would give them, at about that length.
+"""How long answers would take: what the recording shows of the model that would give them.
 
 Of a request that goes where it went, the time is that of its record. Of one that goes elsewhere it is any of those that
-the other model took for answers of about that length: a distribution is exchanged for a distribution.
+the other model took: for like requests (`strata.py`) where there are enough, else for answers as long as its answer
+would be, else for all. So a distribution is exchanged for a distribution, the more doubtful the less alike.
 """
 
 from __future__ import annotations
 
 import math
+import zlib
 from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
+import numpy as np
+
 from policies.simulation.recorded import Recorded
-from policies.simulation.sums import Histogram, Sums, Vector, nothing, quantile, step
+from policies.simulation.strata import ANY, CLOSE, DOUBT, TASK, Stratum, doublings, stratum
+from policies.simulation.sums import REPLICATES, STEP, Sums, Vector, nothing, part_of, step
 
 LEAST_ANSWERS: Final = 20
-_ANY: Final = -1
-_Group = tuple[str, int]  # model, length of the answer
+_Steps = Mapping[int, Vector]
+# How much longer a model would answer a request of a stratum than the one that did.
+Factor = Callable[[str, str, Stratum], float]
 
 
 class Latency:
     """One kind of time (to the first token, or to the end) of both sides."""
 
-    def __init__(self) -> None:
-        self._evidence: dict[_Group, Histogram] = defaultdict(Histogram)
+    def __init__(self, factor: Factor) -> None:
+        self._factor = factor
+        self._of_stratum: Sums[tuple[str, Stratum, int]] = Sums()  # model, stratum, step of time
+        self._of_length: Sums[tuple[str, int, int]] = Sums()  # model, doublings of the answer, step of time
         self._known: Sums[tuple[str, int]] = Sums()
-        self._elsewhere: Sums[tuple[str, str, int]] = Sums()
+        self._elsewhere: Sums[tuple[str, str, str, Stratum, int]] = Sums()  # side, answered, instead, ..., doublings
 
-    def learn(self, model: str, output: int, weights: Vector, ms: float) -> None:
-        self._evidence[model, _length(output)].add(weights, ms)
-        self._evidence[model, _ANY].add(weights, ms)
+    def learn(self, request: Recorded, model: str, weights: Vector, ms: float) -> None:
+        at = step(ms)
+        self._of_stratum.add((model, stratum(request), at), weights)
+        self._of_length.add((model, doublings(request.tokens.output), at), weights)
 
     def known(self, side: str, weights: Vector, ms: float) -> None:
         self._known.add((side, step(ms)), weights)
 
     def elsewhere(self, side: str, model: str, request: Recorded, weights: Vector) -> None:
-        self._elsewhere.add((side, model, _length(request.tokens.output)), weights)
+        answered = request.served.model if request.served is not None else model
+        length = doublings(request.tokens.output)
+        self._elsewhere.add((side, answered, model, stratum(request), length), weights)
 
-    def distribution(self, side: str) -> tuple[dict[int, Vector], int]:
+    def distribution(self, side: str) -> tuple[_Steps, int]:
         """Requests by step of time, and how many requests nothing can be said of."""
         found: dict[int, Vector] = defaultdict(nothing)
         for of, at in self._known:
-            if of == side:
+            if of in part_of(side):
                 found[at] = found[at] + self._known.of((of, at))
         untold = 0
-        for of, model, length in self._elsewhere:
+        strata, lengths = _by_model(self._of_stratum), _by_model(self._of_length)
+        for of, answered, model, where, length in self._elsewhere:
             if of != side:
                 continue
-            requests = self._elsewhere.of((of, model, length))
-            evidence = self._of(model, length)
+            requests = self._elsewhere.of((of, answered, model, where, length))
+            longer = length + math.log2(max(self._factor(answered, model, where), 1e-6))
+            evidence, doubt = _enough(_candidates(where, longer, strata.get(model, {}), lengths.get(model, {})))
             if evidence is None:
                 untold += round(float(requests[0]))
                 continue
-            for at, share in evidence.shares().items():
+            shares = evidence if not doubt else _blurred(evidence, doubt, zlib.crc32(f"{answered}\0{model}".encode()))
+            for at, share in shares.items():
                 found[at] = found[at] + requests * share
         return found, untold
 
-    def quantile(self, side: str, share: float) -> Vector:
-        return quantile(self.distribution(side)[0], share)
 
-    def _of(self, model: str, length: int) -> Histogram | None:
-        for group in ((model, length), (model, _ANY)):
-            if group in self._evidence and self._evidence[group].total[0] >= LEAST_ANSWERS:
-                return self._evidence[group]
-        return None
+def _by_model(sums: Sums[tuple[str, object, int]]) -> dict[str, dict[object, dict[int, Vector]]]:
+    found: dict[str, dict[object, dict[int, Vector]]] = defaultdict(lambda: defaultdict(dict))
+    for model, what, at in sums:
+        found[model][what][at] = sums.of((model, what, at))
+    return found
 
 
-def _length(output: int) -> int:
-    """The power of four of a number of tokens."""
-    return int(math.log(max(1, output), 4))
+def _candidates(
+    where: Stratum, length: float, strata: Mapping[object, _Steps], lengths: Mapping[object, _Steps]
+) -> Iterator[tuple[list[_Steps], float]]:
+    """Answers of a model that may tell, from the likest on, and how doubtful that is."""
+    yield [strata[where]] if where in strata else [], DOUBT[CLOSE]
+    # As long as the answer would be; a length between two doublings may have become either.
+    near = {math.floor(length), math.floor(length + 0.5)}
+    yield [steps for one, steps in lengths.items() if one in near], DOUBT[TASK]
+    yield list(strata.values()), DOUBT[ANY]
+
+
+def _enough(candidates: Iterator[tuple[list[_Steps], float]]) -> tuple[_Steps | None, float]:
+    """Share of each step of time among the likest answers of which there are enough, and how doubtful they are."""
+    for parts, doubt in candidates:
+        steps: dict[int, Vector] = defaultdict(nothing)
+        for part in parts:
+            for at, requests in part.items():
+                steps[at] = steps[at] + requests
+        total: Vector = sum(steps.values(), start=nothing())
+        if total[0] >= LEAST_ANSWERS:
+            return {at: requests / np.where(total > 0, total, 1.0) for at, requests in steps.items()}, doubt
+    return None, 0.0
+
+
+def _blurred(steps: _Steps, doubt: float, seed: int) -> _Steps:
+    """The same with every time longer or shorter by a factor that each replicate draws for itself."""
+    moved = np.zeros(1 + REPLICATES, dtype=np.int64)
+    moved[1:] = np.rint(doubt * np.random.default_rng(seed).standard_normal(REPLICATES) / STEP)
+    found: dict[int, Vector] = defaultdict(nothing)
+    for at, share in steps.items():
+        for to in np.unique(moved):
+            there = moved == to
+            found[max(0, at + int(to))][there] += share[there]
+    return found

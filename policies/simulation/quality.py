@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from policies.simulation.sums import REPLICATES, Sums, Vector, nothing, ratio
+from policies.simulation.sums import REPLICATES, Sums, Vector, nothing, part_of, ratio
 from tiers import TIERS
 from tiers.success import SuccessTable
 from tiers.task import TaskProfile
@@ -44,21 +44,23 @@ class Quality:
                     self._deviation[kind, tier] = math.sqrt(cell.p * (1 - cell.p) / (cell.weight + 1))
 
     def judged(self, side: str) -> int:
-        return round(float(self._asked.of(side)[0]))
+        return round(sum(float(self._asked.of(part)[0]) for part in part_of(side)))
 
     def mean(self, side: str) -> Vector:
         """Predicted share of good answers."""
-        found = ratio(self._good.of(side), self._asked.of(side)) + self._of_the_table(side)
+        good, asked = (
+            sum((sums.of(part) for part in part_of(side)), start=nothing()) for sums in (self._good, self._asked)
+        )
+        found = ratio(good, asked) + self._of_the_table(side)
         return np.clip(found, 0.0, 1.0)
 
     def _of_the_table(self, side: str) -> Vector:
         """How the mean of a side would move with the tables that the posteriors allow, to first order."""
         moved = nothing()
-        requests = max(1.0, float(self._asked.of(side)[0]))
+        requests = max(1, self.judged(side))
         random = np.random.default_rng(20_261_130)
         for kind, tier in sorted(self._deviation):
             drawn = random.standard_normal(REPLICATES)  # drawn for each cell, so that both sides draw the same
-            share = self._shares.get((side, kind, tier))
-            if share is not None:
-                moved[1:] += share / requests * self._deviation[kind, tier] * drawn
+            share = sum(self._shares.get((part, kind, tier), 0.0) for part in part_of(side))
+            moved[1:] += share / requests * self._deviation[kind, tier] * drawn
         return moved

@@ -23,7 +23,7 @@ from policies.simulation.latency import Latency
 from policies.simulation.quality import Quality
 from policies.simulation.recorded import Gate, Recorded, Served, World
 from policies.simulation.report import Changed, Side
-from policies.simulation.sums import Sums, Vector, Weights
+from policies.simulation.sums import BOTH, Sums, Vector, Weights, nothing, part_of
 
 SIDES: Final = ("old", "new")
 MOST_CHANGED: Final = 10
@@ -52,9 +52,8 @@ class Simulation:
         self._decider = Decider(world)
         self._weights = Weights()
         self.costing, self.quality = Costing(world), Quality()
-        self.whole, self.first = Latency(), Latency()
-        self.shares: Sums[tuple[str, str, str]] = Sums()  # side, tier or model, which
-        self.answered: Sums[str] = Sums()
+        self.whole, self.first = Latency(self.costing.factor), Latency(self.costing.factor)
+        self._served: Sums[tuple[str, str, str]] = Sums()  # side, tier, model
         self.rules: dict[str, Counter[tuple[str, str]]] = {side: Counter() for side in SIDES}
         self.undecided: Counter[tuple[str, str, str]] = Counter()
         self.stops: Counter[tuple[str, str, str]] = Counter()  # old, new, newly or no_more; policy; limit
@@ -87,6 +86,14 @@ class Simulation:
         """The requests whose cost or tier changes most, the most first."""
         return [item for _, _, item in sorted(self._most, key=lambda one: one[:2], reverse=True)]
 
+    def served(self, side: str) -> dict[tuple[str, str], Vector]:
+        """Requests of a side by tier and model that answers."""
+        found: dict[tuple[str, str], Vector] = {}
+        for part, tier, model in self._served:
+            if part in part_of(side):
+                found[tier, model] = found.get((tier, model), nothing()) + self._served.of((part, tier, model))
+        return found
+
     def budget_used(self, side: str, policy: Policy) -> float | None:
         return self._gates[side].budget_used(policy)
 
@@ -94,11 +101,11 @@ class Simulation:
         self.costing.learn(request, weights)
         if request.fate != "answered" or request.served is None:
             return
-        model, output = request.served.model, request.tokens.output
+        model = request.served.model
         if request.duration_ms is not None:
-            self.whole.learn(model, output, weights, request.duration_ms)
+            self.whole.learn(request, model, weights, request.duration_ms)
         if request.ttft_ms is not None and request.facts.stream:
-            self.first.learn(model, output, weights, request.ttft_ms)
+            self.first.learn(request, model, weights, request.ttft_ms)
 
     def _resolve(self, side: str, request: Recorded) -> Policy:
         facts = request.facts
@@ -139,6 +146,10 @@ class Simulation:
         if request.fate == "hit":
             self.count["hits"] += 1
             self.count["hits_lost"] += old.hit and not new.hit
+        same = old.policy.name == new.policy.name and old.stopped is None and new.stopped is None
+        if same and old.as_recorded and new.as_recorded and old.hit == new.hit:
+            self._add(BOTH, request, old, weights)
+            return
         for side, outcome in zip(SIDES, (old, new), strict=True):
             self._add(side, request, outcome, weights)
 
@@ -188,9 +199,7 @@ class Simulation:
             return
         served = outcome.served
         tier, model = (served.tier, served.model) if served is not None else ("none", "none")
-        self.shares.add((side, "tier", tier or "none"), weights)
-        self.shares.add((side, "model", model), weights)
-        self.answered.add(side, weights)
+        self._served.add((side, tier or "none", model), weights)
         if served is not None and request.fate != "failed":
             self.quality.add(side, self._world.table(outcome.policy), request.facts.profile, served.tier, weights)
         if outcome.hit or (outcome.as_recorded and request.fate in ("answered", "failed")):

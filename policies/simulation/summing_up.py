@@ -7,10 +7,11 @@ import numpy as np
 from policies.load import PolicySet
 from policies.simulation.report import Compared, Mix, Report, RuleUse, Spent, Stopped, Stretch, Undecidable
 from policies.simulation.simulate import SIDES, Simulation
-from policies.simulation.sums import Vector, of_the_next, of_the_sample, ratio
+from policies.simulation.sums import Vector, nothing, of_the_next, of_the_sample, quantile, ratio
 from tiers import TIERS
 
 _LEAST_JUDGED = 30
+_MOST_UNTOLD = 0.02  # share of the requests without which a quantile of all is still told
 
 
 def report(done: Simulation) -> Report:
@@ -34,8 +35,8 @@ def report(done: Simulation) -> Report:
         ],
         undecided_requests=count["undecided"],
         figures=figures,
-        tiers=_mix(done, "tier", [*TIERS]),
-        models=_mix(done, "model", []),
+        tiers=_mix(done, 0, [*TIERS]),
+        models=_mix(done, 1, []),
         rules=rules,
         never_matched=[rule for rule in rules if rule.in_new and rule.new == 0],
         stopped=_stopped(done),
@@ -60,18 +61,18 @@ def _figures(done: Simulation) -> tuple[dict[str, Compared], list[str]]:
         return figures, ["no request could be compared."]
     costs = [done.costing.total(side) for side in SIDES]
     figures["cost"] = _relative("nano-dollars", *costs)
-    each = [ratio(cost, done.answered.of(side)) for cost, side in zip(costs, SIDES, strict=True)]
+    each = [ratio(cost, _all(done, side)) for cost, side in zip(costs, SIDES, strict=True)]
     figures["cost_per_request"] = _relative("nano-dollars", *each)
     for name, times in (("latency", done.whole), ("ttft", done.first)):
         found = [times.distribution(side) for side in SIDES]
-        if not all(steps for steps, _ in found):
-            continue
-        for share in (0.5, 0.95):
-            figures[f"{name}_p{share * 100:.0f}"] = _relative("ms", *(times.quantile(side, share) for side in SIDES))
-        untold = found[1][1]
+        untold = max(number for _, number in found)
         if untold:
             what = "to the end" if name == "latency" else "to the first token"
             notes.append(f"the time {what} of {untold:,} requests cannot be told: too few answers of their new model.")
+        if untold > _MOST_UNTOLD * done.count["compared"] or not all(steps for steps, _ in found):
+            continue
+        for share in (0.5, 0.95):
+            figures[f"{name}_p{share * 100:.0f}"] = _relative("ms", *(quantile(steps, share) for steps, _ in found))
     judged = min(done.quality.judged(side) for side in SIDES)
     if judged >= _LEAST_JUDGED:
         means = [done.quality.mean(side) for side in SIDES]
@@ -94,12 +95,20 @@ def _relative(unit: str, old: Vector, new: Vector) -> Compared:
     return Compared(unit=unit, old=of_the_next(old), new=of_the_next(new), change=of_the_sample(change))
 
 
-def _mix(done: Simulation, what: str, order: list[str]) -> list[Mix]:
-    names = {name for _, kind, name in done.shares if kind == what}
-    listed = [name for name in order if name in names] + sorted(names - set(order))
+def _all(done: Simulation, side: str) -> Vector:
+    return sum(done.served(side).values(), start=nothing())
+
+
+def _mix(done: Simulation, which: int, order: list[str]) -> list[Mix]:
+    """Shares by tier (`which` 0) or by model (1)."""
+    shares: dict[str, dict[str, Vector]] = {side: {} for side in SIDES}
+    for side in SIDES:
+        for names, requests in done.served(side).items():
+            shares[side][names[which]] = shares[side].get(names[which], nothing()) + requests
+    names = {*shares["old"], *shares["new"]}
     found = []
-    for name in listed:
-        old, new = (of_the_next(ratio(done.shares.of((side, what, name)), done.answered.of(side))) for side in SIDES)
+    for name in [name for name in order if name in names] + sorted(names.difference(order)):
+        old, new = (of_the_next(ratio(shares[side].get(name, nothing()), _all(done, side))) for side in SIDES)
         found.append(Mix(name=name, old=old, new=new))
     return found
 

@@ -22,8 +22,8 @@ _Key = TypeVar("_Key", bound=Hashable)
 REPLICATES: Final = 200
 _BATCH: Final = 2048
 _COVERED: Final = (2.5, 97.5)
-# Durations are counted in steps of 5 %, from 0.1 ms.
-_STEP: Final = math.log(1.05)
+# Durations are counted in steps of 2 %, from 0.1 ms.
+STEP: Final = math.log(1.02)
 _LEAST_MS: Final = 0.1
 
 
@@ -53,6 +53,15 @@ class Weights:
         return drawn
 
 
+# What is the same on both sides is added once, under a side of its own.
+BOTH: Final = "both"
+
+
+def part_of(side: str) -> tuple[str, str]:
+    """The sides whose sums make up one side."""
+    return side, BOTH
+
+
 class Sums(Generic[_Key]):
     """A vector for each key that something was added to."""
 
@@ -71,30 +80,13 @@ class Sums(Generic[_Key]):
         return iter(list(self._of))
 
 
-class Histogram:
-    """How many requests took how long, per step of time."""
-
-    def __init__(self) -> None:
-        self._steps: Sums[int] = Sums()
-        self.total: Vector = nothing()
-
-    def add(self, weights: Vector, ms: float) -> None:
-        self._steps.add(step(ms), weights)
-        self.total = self.total + weights
-
-    def shares(self) -> Mapping[int, Vector]:
-        """Share of each step; the same as it is in replicates that drew nothing."""
-        total = np.where(self.total > 0, self.total, 1.0)
-        return {at: self._steps.of(at) / total for at in self._steps}
-
-
 def nothing() -> Vector:
     return np.zeros(1 + REPLICATES)
 
 
 def step(ms: float) -> int:
     """The step that a duration falls into."""
-    return max(0, math.ceil(math.log(max(ms, _LEAST_MS) / _LEAST_MS) / _STEP))
+    return max(0, math.ceil(math.log(max(ms, _LEAST_MS) / _LEAST_MS) / STEP))
 
 
 def quantile(steps: Mapping[int, Vector], share: float) -> Vector:
@@ -102,9 +94,15 @@ def quantile(steps: Mapping[int, Vector], share: float) -> Vector:
     order = sorted(steps)
     if not order:
         return nothing()
-    running = np.cumsum([steps[at] for at in order], axis=0)
-    reached = (running >= share * running[-1]).argmax(axis=0)
-    found: Vector = _LEAST_MS * np.exp(_STEP * (np.array(order)[reached] - 0.5))
+    counted = np.array([steps[at] for at in order])  # [steps, 1 + REPLICATES]
+    running = np.cumsum(counted, axis=0)
+    wanted = share * running[-1]
+    reached = (running >= wanted).argmax(axis=0)
+    every = np.arange(running.shape[1])
+    inside = counted[reached, every]
+    # Within its step the quantile lies as far as the step's requests are needed.
+    part = 1 - (running[reached, every] - wanted) / np.where(inside > 0, inside, 1.0)
+    found: Vector = _LEAST_MS * np.exp(STEP * (np.array(order)[reached] - 1 + np.clip(part, 0.0, 1.0)))
     return found
 
 
