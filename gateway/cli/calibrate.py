@@ -22,7 +22,8 @@ def calibrate(
         str | None, typer.Option(help="Where to ask it: the gateway (default), or a server that knows it by that name.")
     ] = None,
     key: Annotated[
-        str | None, typer.Option(help="API key. Default: the first key.", envvar="TIERLINE_API_KEY", show_envvar=True)
+        str | None,
+        typer.Option(help="API key. Default: of the gateway here the first key.", envvar="TIERLINE_API_KEY"),
     ] = None,
     match: Annotated[
         str, typer.Option(help="exact: the answer is the expected text; contains: it holds it.")
@@ -58,7 +59,7 @@ def calibrate(
         how = "contains"
     else:
         fail(f"--match is exact or contains, not '{match}'", Exit.USAGE)
-    secret = key or _first_key(settings.storage.data_dir / "first-key")
+    secret = _first_key(settings.storage.data_dir / "first-key") if key is None and url is None else key
     at = (url or f"http://{_reachable(settings.server.host)}:{settings.server.port}").rstrip("/").removesuffix("/v1")
     try:
         examples = read(file.read_text(encoding="utf-8").split("\n"))

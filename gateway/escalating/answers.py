@@ -152,6 +152,11 @@ def event_without_logprobs(event: Event) -> Event:
     return msgspec.structs.replace(event, raw=b"data: " + data + b"\n\n", data=data)
 
 
+def without_logprobs_each(events: Sequence[Event]) -> list[Event]:
+    """Likewise many."""
+    return [event_without_logprobs(event) for event in events]
+
+
 def _without(data: bytes) -> bytes:
     try:
         fields = _decode(data)

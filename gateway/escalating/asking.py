@@ -11,8 +11,10 @@ ledger as `escalated`; what is given is settled by whoever gives it.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
@@ -34,6 +36,12 @@ from policies.schema.escalation import Escalate
 if TYPE_CHECKING:
     from backends.dispatch import Candidate
     from gateway.services import Services
+
+
+MOST_AT_ONCE: Final = 1000
+
+_Given = TypeVar("_Given")
+_Made = TypeVar("_Made")
 
 
 class Step(msgspec.Struct):
@@ -127,12 +135,12 @@ class _Climbing:
                     held.strips = self._strips()
                     return Step(held, held.attempt, Found(None), time.monotonic() - began)
                 await held.aclose()
-                said = answers.of_stream(held.kept)
+                said = await _beside(len(held.kept), answers.of_stream, held.kept)
             else:
                 assert answer.whole is not None
                 life.meter = Meter()
                 life.meter.see_whole(answer.whole.completion)
-                said = answers.of_whole(answer.whole.completion)
+                said = await _beside(len(answer.whole.body) // 200, answers.of_whole, answer.whole.completion)
             curve = services.curves.of(answer.attempt.candidate.model) if escalate.asks_confidence else None
             found = await examine(escalate, life.asked, said, life.meter.usage, curve, services.schemas)
         except StreamCut as cut:
@@ -143,7 +151,7 @@ class _Climbing:
             raise
         self._learn(answer.attempt.candidate, found)
         if self._strips():
-            _take_logprobs_out(answer)
+            await _take_logprobs_out(answer)
         return Step(answer, answer.attempt, found, time.monotonic() - began)
 
     def _learn(self, candidate: Candidate, found: Found) -> None:
@@ -217,9 +225,14 @@ class _Climbing:
         return step.answer
 
 
-def _take_logprobs_out(answer: Dispatched) -> None:
+async def _take_logprobs_out(answer: Dispatched) -> None:
     if isinstance(answer, Held):
         answer.strips = True
-        answer.kept = [answers.event_without_logprobs(event) for event in answer.kept]
+        answer.kept = await _beside(len(answer.kept), answers.without_logprobs_each, answer.kept)
     elif isinstance(answer.whole, Answer):
-        answer.whole = answers.without_logprobs(answer.whole)
+        answer.whole = await _beside(len(answer.whole.body) // 200, answers.without_logprobs, answer.whole)
+
+
+async def _beside(pieces: int, work: Callable[[_Given], _Made], given: _Given) -> _Made:
+    """Do the work at once, or of an answer of many pieces (a token each) beside the event loop."""
+    return work(given) if pieces <= MOST_AT_ONCE else await asyncio.to_thread(work, given)

@@ -6,6 +6,7 @@ does not fail: only what is known to be wrong is worth another model.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,6 +32,7 @@ GRAVITY: Final[tuple[Check, ...]] = (
     "truncated",
     "low_confidence",
 )
+_SHORT: Final = 1 << 16  # characters
 MOST_JSON_CHARACTERS: Final = 1 << 20  # a longer text is not parsed
 
 _decode = msgspec.json.Decoder().decode
@@ -109,7 +111,7 @@ async def _invalid_json(form: Any, answer: Sequence[Said], schemas: Schemas) -> 
         if said.calls or len(said.text) > MOST_JSON_CHARACTERS:
             continue
         try:
-            value = _decode(said.text)
+            value = await _parsed(said.text)
         except (msgspec.DecodeError, RecursionError):
             return True
         if kind == "json_object" and not isinstance(value, dict):
@@ -139,13 +141,18 @@ async def _is_invalid(call: ToolCall, offered: Mapping[str, Any], schemas: Schem
     if len(written) > MOST_JSON_CHARACTERS:
         return False
     try:
-        value = _decode(written) if written.strip() else {}
+        value = await _parsed(written) if written.strip() else {}
     except (msgspec.DecodeError, RecursionError):
         return True
     if not isinstance(value, dict):
         return True
     schema = offered[function.name]
     return isinstance(schema, dict) and await schemas.fits(schema, value) is False
+
+
+async def _parsed(text: str) -> Any:
+    """The value of a JSON text; a long one is read beside the event loop."""
+    return _decode(text) if len(text) <= _SHORT else await asyncio.to_thread(_decode, text)
 
 
 def _functions(tools: Any) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def fan(depth: int) -> dict[str, Any]:
         ({"$ref": "http://127.0.0.1:9/schema.json"}, "x"),
         ({"$ref": "file:///etc/passwd"}, "x"),
         ({"type": "strange"}, "x"),
-        ({"required": "a"}, {}),
+        ({"required": 7}, {}),
         ({"type": "string", "pattern": "(?=a)a"}, "a"),
         ({"type": "string", "pattern": "("}, "a"),
         ({"type": "string", "pattern": r"(\w{500}){500}"}, "a" * 400),
