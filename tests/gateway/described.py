@@ -58,7 +58,24 @@ class Running:
 
     def filled(self, path: str) -> str:
         """The path with names of what there is."""
-        return path.format(model="mock", response_id=self.kept() if "{response_id}" in path else "")
+        return path.format(
+            model="mock",
+            response_id=self.kept() if "{response_id}" in path else "",
+            file_id=self.file() if "{file_id}" in path else "",
+            batch_id=self.batch() if "{batch_id}" in path else "",
+        )
+
+    def file(self) -> str:
+        """The id of a new file of requests."""
+        line = b'{"custom_id":"a","method":"POST","url":"/v1/embeddings","body":{"model":"vectors","input":"a"}}\n'
+        form = {"file": ("a.jsonl", line)}
+        answer = self.client.post("/v1/files", data={"purpose": "batch"}, files=form, headers=self.headers())
+        return str(answer.json()["id"])
+
+    def batch(self) -> str:
+        """The id of a new batch."""
+        asked = {"input_file_id": self.file(), "endpoint": "/v1/embeddings", "completion_window": "24h"}
+        return str(self.client.post("/v1/batches", json=asked, headers=self.headers()).json()["id"])
 
 
 @contextmanager

@@ -17,7 +17,8 @@ from tests.gateway.described import RIGHT, WRONG, Running, check, running
 DOCUMENT = document()
 PATHS = list(ROUTES)
 FREE_TEXTS = ("x-tierline-tags", "x-tierline-cache", "idempotency-key")
-ASKING = [path for method, path in PATHS if method == "POST" and not path.endswith("/cancel")]
+STORING = ("/v1/files", "/v1/batches")  # these ask no model themselves
+ASKING = [path for method, path in PATHS if method == "POST" and not path.endswith("/cancel") and path not in STORING]
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +149,7 @@ def test_head_is_get_without_a_body(gateway: Running, path: str) -> None:
 
 def schema(gateway: Running) -> Any:
     made = schemathesis.openapi.from_dict(DOCUMENT).exclude(path_regex="^/metrics")
-    kept = gateway.kept()
+    kept, file, batch = gateway.kept(), gateway.file(), gateway.batch()
 
     @made.hook
     def map_body(context: Any, body: Any) -> Any:
@@ -157,14 +158,20 @@ def schema(gateway: Running) -> Any:
             body["model"] = "vectors" if "embeddings" in context.operation.path else "mock"
         if isinstance(body, dict) and isinstance(body.get("previous_response_id"), str):
             body["previous_response_id"] = "resp_none" if len(body["previous_response_id"]) % 4 == 3 else kept
+        if isinstance(body, dict) and isinstance(body.get("input_file_id"), str) and len(body["input_file_id"]) % 4 != 3:
+            body["input_file_id"] = file
         return body
 
     @made.hook
     def map_path_parameters(context: Any, path_parameters: Any) -> Any:
         """Likewise; what is deleted is there before."""
-        given = (path_parameters or {}).get("response_id")
-        if isinstance(given, str) and len(given) % 4 != 3:
+        given = path_parameters or {}
+        if len(given.get("response_id", "...")) % 4 != 3:
             path_parameters["response_id"] = gateway.kept() if context.operation.method == "delete" else kept
+        if len(given.get("file_id", "...")) % 4 != 3:
+            path_parameters["file_id"] = gateway.file() if context.operation.method == "delete" else file
+        if len(given.get("batch_id", "...")) % 4 != 3:
+            path_parameters["batch_id"] = batch
         return path_parameters
 
     @made.hook
