@@ -87,6 +87,7 @@ def _reachable_tiers(policy: Policy, principal: Principal) -> set[str]:
     always = next((rule.index for rule in policy.rules if rule.condition is None), None)  # no rule after it decides
     routes = [rule.route for rule in policy.rules if always is None or rule.index <= always]
     wanted: set[str] = {*policy.document.fallback, *(route.tier for route in routes if route.tier)}
+    wanted |= {tier for route in routes for tier in route.cascade or ()}
     if always is None:
         wanted.add(policy.document.default)
     served = set(TIERS if policy.tiers_served is None else policy.tiers_served)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from policies.leftovers import Leftover
 from policies.policy import Policy
 from policies.reach import Unreachable, unreachable
+from policies.schema.escalation import Escalate
 from policies.yamlfile import Document, Problem
 from policies.yamlread import Location
 
@@ -29,22 +30,47 @@ def warnings_of(document: Document, policy: Policy, leftovers: Sequence[Leftover
     for item in unreachable(policy.rules, scope):
         path: Location = ("routes", item.rule.index)
         warn(path if item.by else (*path, "when"), _why_unreachable(item))
+    if policy.document.audit is not None and not policy.needs_profile:
+        warn(("audit",), "no rule looks at what is asked, nor is one 'tier: auto': nothing is learnt, nor compared.")
     judges = policy.cache.judge_tier
     served = policy.tiers_served
     if served is None:
         return found
     if judges is not None and judges not in served:
         warn(("cache", "judge_tier"), f"tier '{judges}' has no model: no answer is judged, and no promise certified.")
+    if audit := policy.document.audit:
+        for key, tier in (("against", audit.against), ("judge_tier", audit.judge_tier)):
+            if tier not in served:
+                warn(("audit", key), f"tier '{tier}' has no model: no answer is compared.")
     told: set[str] = set()
     for rule in policy.rules:
         tier = rule.route.tier
         if tier and tier != "auto" and tier not in served and tier not in told:
             told.add(tier)
             warn(("routes", rule.index, "tier"), f"tier '{tier}' has no model: requests for it fall back.")
+    for path, asked, what in _asked_next(policy):
+        if missing := [other for other in asked if other not in served]:
+            names = ", ".join(f"'{other}'" for other in missing)
+            warn(path, f"{what} passes over {names}: no model there.")
     fallback = policy.document.fallback
     if fallback and not any(tier in served for tier in fallback):
         warn(("fallback",), "none of these tiers has a model: nothing falls back to them.")
     return found
+
+
+def _asked_next(policy: Policy) -> Iterator[tuple[Location, tuple[str, ...], str]]:
+    """Where tiers are named that are asked one after another."""
+    general = policy.document.escalate
+    places: list[tuple[Location, Escalate]] = [(("escalate", "to"), general)] if general is not None else []
+    for rule in policy.rules:
+        path: Location = ("routes", rule.index)
+        if rule.route.cascade is not None:
+            yield (*path, "cascade"), rule.route.cascade, "the cascade"
+        elif rule.route.escalate is not None:
+            places.append(((*path, "escalate", "to"), rule.route.escalate))
+    for place, escalate in places:
+        if escalate.to != "next":
+            yield place, (escalate.to,) if isinstance(escalate.to, str) else escalate.to, "'escalate'"
 
 
 def _over(policy: Policy, now: datetime) -> list[Leftover]:

@@ -122,3 +122,11 @@ def test_a_confidence_needs_a_curve_of_each_model_that_may_answer_first(
     assert problem.line == line
     assert "'tiny' has none" in problem.message
     assert "tierline tiers calibrate" in problem.message
+
+
+def test_tiers_without_a_model_are_named(tmp_path: Path) -> None:
+    body = "routes:\n  - {cascade: [small, large]}\nescalate: {when: [empty], to: xlarge}\n"
+    found = load(write(tmp_path, p=policy("p", body)), ["small", "medium"])
+    lines = {problem.line: problem.message for problem in found.warnings}
+    assert "the cascade passes over 'large'" in lines[5]
+    assert "'escalate' passes over 'xlarge'" in lines[6]
