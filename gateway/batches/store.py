@@ -20,7 +20,7 @@ from gateway.ledger.database import Database
 from gateway.ledger.rows import now_ms
 from gateway.ledger.schema import batch_results, batches, files
 
-LEASE_MS: Final = 10_000
+LEASE_MS: Final = 6_000
 _TOKENS: Final = ("input_tokens", "cached_input_tokens", "output_tokens", "reasoning_tokens")
 # Results that one transaction deletes, so that the ledger's rows need not wait for it.
 _DELETED_AT_ONCE: Final = 500

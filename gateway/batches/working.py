@@ -1,7 +1,7 @@
 """Which batches this process works on: it takes those that nobody has, renews its leases, and hears of their ends.
 
 Once a second, and at once when a client of this process makes or cancels one. A process that dies leaves its leases to
-run out, after ten seconds; one that stops gives them back.
+run out, after six seconds; one that stops gives them back.
 """
 
 from __future__ import annotations
