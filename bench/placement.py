@@ -21,15 +21,18 @@ from pathlib import Path
 from bench.placement_trace import PREFILL_PER_S, SYSTEMS, read, replay
 from bench.report import RESULTS, Row, report
 
-# Replicas, load (tokens of all prompts by what the replicas can compute, if nothing were held), gateways.
-SETTINGS = ((4, 0.8, 1), (8, 0.5, 1), (16, 0.8, 4))
+# Replicas, load (tokens of all prompts by what the replicas can compute, if nothing were held), gateways, and how many
+# requests of the trace; None: all of them.
+Setting = tuple[int, float, int, int | None]
+SETTINGS: tuple[Setting, ...] = ((4, 0.8, 1, None), (8, 0.5, 1, 3000), (8, 0.8, 4, 3000), (16, 0.8, 1, 3000))
 SIMULATED = "simulated "
 
 
-def simulated(trace: Path, most: int | None, settings: tuple[tuple[int, float, int], ...] = SETTINGS) -> Iterator[Row]:
-    asked = read(trace, most)
-    per_s = sum(one.prompt_tokens for one in asked) / asked[-1].at
-    for replicas, load, gateways in settings:
+def simulated(trace: Path, most: int | None) -> Iterator[Row]:
+    whole = read(trace, most)
+    for replicas, load, gateways, number in SETTINGS:
+        asked = whole[:number]
+        per_s = sum(one.prompt_tokens for one in asked) / asked[-1].at
         speed = load * replicas * PREFILL_PER_S / per_s
         setting = f"replicas={replicas} load={load:g} gateways={gateways} requests={len(asked)}"
         for kind in SYSTEMS:
@@ -51,7 +54,7 @@ def kept(*, simulated: bool) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.placement", description="Measure the choice of replicas.")
     parser.add_argument("--trace", type=Path, help="a Mooncake trace: a .jsonl or .jsonl.gz file, or its folder")
-    parser.add_argument("--requests", type=int, help="the first so many of it (default: all)")
+    parser.add_argument("--requests", type=int, help="no more than so many of it (default: all)")
     parser.add_argument("--engines", action="store_true", help="two bundled engines behind a gateway")
     parser.add_argument("--rounds", type=int, default=12, help="turns per conversation (%(default)s)")
     parser.add_argument("--runs", type=int, default=3, help="runs of the engines (%(default)s)")

@@ -17,7 +17,7 @@ class MissingSecret(ValueError):
 
 
 def open_pool(settings: Settings, name: str, client: HttpClient) -> Pool:
-    """The pool of backend `name`; where its replicas tell what they hold, it listens from now on.
+    """The pool of backend `name`. Where its replicas tell what they hold, its `feeds` are to be started.
 
     Raises:
         MissingSecret: its key is not there, or none that could be sent.
@@ -25,7 +25,7 @@ def open_pool(settings: Settings, name: str, client: HttpClient) -> Pool:
     backend = settings.backends[name]
     hedge, placement, zone = backend.hedge, backend.placement, backend.placement.zone()
     prefixes = PrefixIndex(placement.remember_s, placement.remember_tokens) if placement.prefix != "off" else None
-    pool = Pool(
+    return Pool(
         name,
         settings.base_urls(name),
         client=client,
@@ -44,9 +44,6 @@ def open_pool(settings: Settings, name: str, client: HttpClient) -> Pool:
         prefixes=prefixes,
         listens=placement.prefix == "events",
     )
-    if pool.feeds is not None:
-        pool.feeds.start()
-    return pool
 
 
 def _api_key(name: str, variable: str | None) -> str | None:

@@ -233,6 +233,8 @@ class Services:
             stack.push_async_callback(self.admin.close)
         self.pools = {name: open_pool(settings, name, self.http) for name in settings.backends}
         for pool in self.pools.values():
+            if pool.feeds is not None:
+                pool.feeds.start()
             stack.push_async_callback(pool.aclose)
         self.placing = Placing(settings, self.pools, self.estimator)
         self.metrics.registry.register(BackendCollector(self.pools))

@@ -68,6 +68,18 @@ def cache_salt(team_id: str, given: str | None) -> str:
     return team_id if given is None else hashlib.sha256(f"{team_id}\n{given}".encode()).hexdigest()
 
 
+def _without_marks(part: Any) -> Any:
+    """A turn without its `cache_control`: clients move that mark on with every turn, and the text is the same."""
+    content = part.get("content") if isinstance(part, dict) else None
+    if not isinstance(content, list):
+        return part
+    plain = [
+        {name: value for name, value in item.items() if name != "cache_control"} if isinstance(item, dict) else item
+        for item in content
+    ]
+    return {**part, "content": plain}
+
+
 def _parts(asked: Asked) -> Iterator[bytes]:
     """The prompt in the order in which models read it: tools, then turn by turn; or a text."""
     payload: Mapping[str, Any] = asked.payload
@@ -75,7 +87,7 @@ def _parts(asked: Asked) -> Iterator[bytes]:
     if asked.operation == "chat":
         tools = payload.get("tools")
         for part in ([tools] if tools else []) + list(asked.messages):
-            written = _encode(part)
+            written = _encode(_without_marks(part))
             yield written
             if (left := left - len(written)) <= 0:
                 return

@@ -1,5 +1,4 @@
-"""Two real engines behind a real gateway: conversations stay where their pages are, as the engines tell it, and an engine
-that is killed takes nothing with it."""
+"""Two real engines behind a real gateway: conversations stay where their pages are, as engines tell it; one is killed."""
 
 from __future__ import annotations
 

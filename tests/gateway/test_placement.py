@@ -69,6 +69,15 @@ async def test_a_conversation_stays_where_its_beginning_is(tmp_path, upstreams):
         assert f"placed     {rows[-1]['placed']}" in text.decode()
 
 
+async def test_marks_that_move_with_every_turn_change_no_beginning(tmp_path, upstreams):
+    async with front_door(tmp_path, document(upstreams)) as door:
+        for marked in (False, True, False):
+            part = {"type": "text", "text": LONG} | ({"cache_control": {"type": "ephemeral"}} if marked else {})
+            answer = await door.chat(messages=[{"role": "user", "content": [part]}])
+            assert answer.status_code == 200
+        assert [row["placed"].split()[0] for row in await door.rows()] == ["work", "prefix", "prefix"]
+
+
 async def test_short_prompts_and_other_beginnings_are_spread(tmp_path, upstreams):
     async with front_door(tmp_path, document(upstreams)) as door:
         for number in range(20):
