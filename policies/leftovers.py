@@ -12,6 +12,7 @@ from policies.schema.base import Strict
 from policies.schema.cache import PROMISE_KEYS, CachePolicy
 from policies.schema.document import PolicyDocument
 from policies.schema.escalation import Escalate
+from policies.schema.learning import Audit
 from policies.schema.limits import Budget
 from policies.schema.rollout import Rollout
 from policies.schema.routes import OnAbort
@@ -44,11 +45,19 @@ def without_leftovers(document: PolicyDocument) -> tuple[PolicyDocument, list[Le
         "on_abort": on_abort,
         "budget": document.budget and _budget(document.budget, found),
         "session": document.session and _session(document.session, found),
+        "audit": _audit(document, found),
         "cache": _cache(document.cache, found),
         "rollout": _rollout(document.rollout, found),
         "escalate": document.escalate and _escalate(document.escalate, ("escalate",), found),
     }
     return (document.model_copy(update=update) if found else document), found
+
+
+def _audit(document: PolicyDocument, found: list[Leftover]) -> Audit | None:
+    if document.audit is None or document.learn == "on":
+        return document.audit
+    found.append((("audit",), "'audit' has no effect with 'learn: off': it is passed over."))
+    return None
 
 
 def _on_abort(given: OnAbort, path: Location, found: list[Leftover]) -> OnAbort:

@@ -21,5 +21,5 @@ class Audit(Strict):
     """A share of the answers is compared with that of a larger tier, beside the requests; both cost what they cost."""
 
     rate: float = Field(gt=0, le=1, description="Share of the answers of smaller tiers that are compared.")
-    against: TierName = Field(description="Tier that is asked the same.")
+    against: Literal["medium", "large", "xlarge"] = Field(description="Tier that is asked the same.")
     judge_tier: TierName = Field(description="Tier of the model that says which answer serves better.")
