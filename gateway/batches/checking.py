@@ -95,21 +95,21 @@ async def check(lines: AsyncIterator[bytes | None], endpoint: str, most: int) ->
         try:
             line = read_line(number, data, endpoint)
         except Wrong as wrong:
-            found.faults.append(Fault(code=wrong.code, message=wrong.message, line=number, param=wrong.param))
+            found.faults.append(Fault(wrong.code, wrong.message, number, wrong.param))
             continue
         if line is None:
             continue
         found.total += 1
         if line.custom_id in seen:
             text = f"'custom_id' is '{line.custom_id[:100]}' in an earlier line too."
-            found.faults.append(Fault(code="duplicate_custom_id", message=text, line=number, param="custom_id"))
+            found.faults.append(Fault("duplicate_custom_id", text, number, "custom_id"))
         seen.add(line.custom_id)
         if found.total > most:
             text = f"The file has more than {most} requests (batches.max_requests)."
-            found.faults.append(Fault(code="too_many_requests", message=text, line=number))
+            found.faults.append(Fault("too_many_requests", text, number))
             return found
     if not found.total and not found.faults:
-        found.faults.append(Fault(code="empty_file", message="The file has no request in it."))
+        found.faults.append(Fault("empty_file", "The file has no request in it."))
     return found
 
 

@@ -108,7 +108,7 @@ class Run:
         faults = []
         if to == "failed":
             text = "The API key of this batch was revoked or has expired; what was not asked by then is not."
-            faults = [Fault(code="key_not_in_force", message=text)]
+            faults = [Fault("key_not_in_force", text)]
         await end(self._tools.files, self._tools.store, self._tools.results, self.batch, self._tools.owner, to, faults)
         logger.info("batch %s is %s", self.batch.id, to)
 

@@ -111,7 +111,7 @@ def _checked(fields: dict[str, str]) -> int | None:
             raise BadRequest(f"Unknown field '{shown}' in the form.", code="unknown_parameter", param=shown)
     purpose = fields.get("purpose")
     if purpose is None:
-        raise BadRequest("The form has no 'purpose'.", code="missing_parameter", param="purpose")
+        raise BadRequest("The form has no 'purpose'.", code="missing_required_parameter", param="purpose")
     if purpose != "batch":
         raise invalid("must be batch: files are taken for batches only", "purpose")
     anchor, seconds = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")

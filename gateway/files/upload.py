@@ -56,7 +56,9 @@ async def read_form(content_type: str | None, pieces: AsyncIterator[bytes], writ
     except FormParserError:
         raise BadRequest("The body is no multipart/form-data, or ends too early.", code="invalid_form") from None
     if reader.form.filename is None:
-        raise BadRequest("The form has no file; send it in the field 'file'.", code="missing_parameter", param="file")
+        raise BadRequest(
+            "The form has no file; send it in the field 'file'.", code="missing_required_parameter", param="file"
+        )
     return reader.form
 
 

@@ -86,7 +86,7 @@ async def test_forms_that_are_wrong(door: FrontDoor) -> None:
         answer = await door.client.post("/v1/files", data=fields, files=sent, headers=door.headers(), **options)
         return answer.status_code, answer.json()["error"]["code"]
 
-    assert await refused({}) == (400, "missing_parameter")
+    assert await refused({}) == (400, "missing_required_parameter")
     assert await refused({"purpose": "vision"}) == (400, "invalid_value")
     assert await refused({"purpose": "batch", "other": "1"}) == (400, "unknown_parameter")
     assert await refused({"purpose": "batch"}, {"document": ("a", b"x")}) == (400, "unknown_parameter")
@@ -102,7 +102,7 @@ async def test_forms_that_are_wrong(door: FrontDoor) -> None:
     purpose, file = part % (b"purpose", b"", b"batch"), part % (b"file", b'; filename="a"', b"x")
     assert await raw(purpose + file) == (400, "invalid_form")  # it ends too early
     assert await raw(purpose + file + file + b"--x--\r\n") == (400, "invalid_form")
-    assert await raw(purpose + b"--x--\r\n") == (400, "missing_parameter")
+    assert await raw(purpose + b"--x--\r\n") == (400, "missing_required_parameter")
     assert await raw(b"--x\r\n\r\nnameless\r\n" + purpose + b"--x--\r\n") == (400, "invalid_form")
     assert await raw(b"{}", "application/json") == (400, "invalid_form")
     assert await raw(b"{}", "multipart/form-data") == (400, "invalid_form")
