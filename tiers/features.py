@@ -1,8 +1,8 @@
 """What can be seen in a request without understanding it: terms, shape, and an estimate of its length in tokens.
 
 Only system and user text counts: what a model or a tool said earlier must not steer the choice. Every feature is
-bounded and every term counts once, so repeating a phrase buys nothing, and phrases that only beg for effort
-("think step by step") are removed. Read next: `task.py`.
+bounded and every term counts once, so repeating a phrase buys nothing, and what only begs for effort is taken out
+(`begging.py`). Read next: `task.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tiers import lexicon
+from tiers.begging import without
 
 Message = Mapping[str, Any]
 
@@ -22,16 +23,6 @@ MOST_CHARS_PER_TOKEN: Final = 70
 HEAD_CHARS: Final = 900
 TAIL_CHARS: Final = 300
 
-# Phrases that ask for effort and say nothing about the task. They are taken out before anything is counted.
-_EFFORT: Final = re.compile(
-    r"\b(?:(?:(?:let's )?(?:think|reason|explain|work|go) (?:(?:it|this|about it|through it) )?)?step[- ]by[- ]step"
-    r"|take a deep breath|think (?:very )?(?:carefully|hard|deeply)|after careful thought|pros and cons"
-    r"|be (?:very )?(?:thorough|precise|careful)|this is (?:very |extremely )?important(?: to (?:me|my career))?"
-    r"|put you(?:r)? final answer in \\boxed\{[^}]*\}|i(?:'ll| will) tip you \$?\d+)",
-    re.IGNORECASE,
-)
-# A cheap look before the expensive one: none of these words, none of those phrases.
-_EFFORT_HINTS: Final = ("step", "deep", "careful", "hard", "thorough", "precise", "important", "boxed", "tip", "pros")
 _WORD: Final = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?|\d+|[{}()\[\];=<>\\$^+*/]")
 _CODE: Final = re.compile(
     r"```|^\s*(?:def|class|import|from|#include|function|const|let|var|public|private|SELECT|package|using)\b"
@@ -149,7 +140,7 @@ def extract(
     for text in (system_view, last_view):
         _add_terms(text, terms, words)
     both = f"{system_view}\n{last_view}" if system_view else last_view
-    values = _shape(both, last_view, len(system) + len(last))
+    values = _shape(both, last_view, _told(system, system_view) + _told(last, last_view))
     edges = [text[:_INSTRUCTION_CHARS] for text in (system_view, last_view)]
     edges += [text[-_INSTRUCTION_CHARS:] for text in (system_view, last_view) if len(text) > _INSTRUCTION_CHARS]
     found = lexicon.counts(_LEXICON_WORD.findall("\n".join(edges).lower()))
@@ -171,10 +162,13 @@ def _view(text: str) -> str:
     """Beginning and end of a text without pleas for effort: the instruction stands at either, the data between."""
     if len(text) > HEAD_CHARS + TAIL_CHARS:
         text = f"{text[:HEAD_CHARS]}\n{text[-TAIL_CHARS:]}"
-    lowered = text.lower()
-    if any(hint in lowered for hint in _EFFORT_HINTS):
-        text = _EFFORT.sub(" ", text)
-    return text.strip()
+    return without(text)
+
+
+def _told(text: str, view: str) -> int:
+    """Characters of a text, or of its view where most of what could be seen was taken out: it would go on like that."""
+    seen = min(len(text), HEAD_CHARS + TAIL_CHARS)
+    return len(text) if len(view) > seen / 2 else len(view)
 
 
 def _add_terms(text: str, terms: dict[str, None], words: dict[str, None]) -> None:

@@ -1,7 +1,7 @@
 """How likely a tier is to succeed at a kind of request, and how sure that is: Beta posteriors by kind and tier.
 
-A cell begins with what is known before the first own request: `measured` (right or wrong answers of a reference model of
-that size), `interpolated` (this kind was measured on neighbouring tiers) or `prior` (a judgement: no public outcomes
+A cell begins with what is known before the first own request: `measured` (right or wrong answers of a reference model
+of that size), `interpolated` (this kind was measured on neighbouring tiers) or `prior` (a judgement: no public outcomes
 exist). Its weight says how many own outcomes it is worth; `learned` adds these. Made by `tiers/train/outcomes.py`; read
 next: `choose.py`.
 """
@@ -9,7 +9,7 @@ next: `choose.py`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -159,28 +159,41 @@ class SuccessTable:
         curve = self._curves[kind]
         return Estimate(sigmoid(curve.mean[tier]), sigmoid(curve.lower[tier]))
 
-    def p_success(self, profile: TaskProfile, tier: str) -> Estimate:
-        """P(success) of this request: its kinds weigh the table, its complexity shifts the log-odds of each kind.
+    def by_kind(self, profile: TaskProfile) -> list[tuple[float, dict[str, Estimate]]]:
+        """What the request may be: the share of each likely kind (they sum to 1), and P(success) if it is that.
 
-        A kind whose cell began as a judgement is not shifted: how complexity matters within it was never measured. The
-        bound of the mixture is the mixture of the bounds, as if all kinds erred together: a little too careful.
+        Complexity shifts the log-odds of each kind. A kind whose cells began as a judgement is not shifted: how
+        complexity matters within it was never measured.
         """
-        mean = lower = total = 0.0
-        for kind, share in profile.kinds.items():
-            if share < _NEGLIGIBLE:
-                continue
-            curve = self._curves[kind]
-            shift = 0.0
-            if self.cells[kind][tier].source != "prior":
-                shift = self.slope * (profile.complexity - self.complexity[kind])
-            mean += share * sigmoid(curve.mean[tier] + shift)
-            lower += share * sigmoid(curve.lower[tier] + shift)
-            total += share
-        return Estimate(mean / total, lower / total)
+        likely = [(kind, share) for kind, share in profile.kinds.items() if share >= _NEGLIGIBLE]
+        total = sum(share for _, share in likely)
+        return [(share / total, self._shifted(kind, profile.complexity)) for kind, share in likely]
+
+    def _shifted(self, kind: str, complexity: float) -> dict[str, Estimate]:
+        curve, row = self._curves[kind], self.cells[kind]
+        shift = self.slope * (complexity - self.complexity[kind])
+        found = {}
+        for tier in TIERS:
+            by = 0.0 if row[tier].source == "prior" else shift
+            found[tier] = Estimate(sigmoid(curve.mean[tier] + by), sigmoid(curve.lower[tier] + by))
+        return found
+
+    def p_success(self, profile: TaskProfile, tier: str) -> Estimate:
+        """P(success) of this request at one tier, over all that it may be."""
+        return mixed(self.by_kind(profile), tier)
 
     def source(self, kind: str, tier: str) -> Source:
         """How the cell of a kind and a tier began."""
         return self.cells[kind][tier].source
+
+
+def mixed(by_kind: Sequence[tuple[float, Mapping[str, Estimate]]], tier: str) -> Estimate:
+    """The mean over what a request may be; its bound is the mean of the bounds, as if all kinds erred together."""
+    mean = lower = 0.0
+    for share, estimates in by_kind:
+        mean += share * estimates[tier].mean
+        lower += share * estimates[tier].lower
+    return Estimate(mean, lower)
 
 
 @lru_cache(maxsize=1)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiers import TIERS
-from tiers.choose import WORTHWHILE_GAIN, choose
 from tiers.beta import logit, sigmoid
+from tiers.choose import WORTHWHILE_GAIN, choose
 from tiers.success import TABLE_FILE, Cell, SuccessTable, default_table
 from tiers.task import KINDS, TASKS, TaskProfile, default_classifier
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import beta
 
@@ -45,7 +47,7 @@ def test_the_bound_is_near_the_quantile(mean: float, weight: float) -> None:
 def test_pooling_keeps_the_order_and_the_sum(cells: list[tuple[float, float]]) -> None:
     means, weights = [mean for mean, _ in cells], [weight for _, weight in cells]
     pooled = pool(means, weights)
-    assert all(right >= left - 1e-9 for left, right in zip(pooled, pooled[1:], strict=False))
+    assert all(right >= left - 1e-9 for left, right in itertools.pairwise(pooled))
     assert sum(p * w for p, w in zip(pooled, weights, strict=True)) == pytest.approx(
         sum(m * w for m, w in zip(means, weights, strict=True)), abs=1e-6
     )
@@ -94,11 +96,12 @@ def test_learning_leaves_the_other_kinds_and_the_table_itself_alone() -> None:
     assert table.cells["label_text"]["small"].learned == 50
 
 
+@settings(deadline=None)
 @given(OUTCOMES, OUTCOMES)
 def test_learning_adds_up(
     one: dict[tuple[str, str], tuple[float, float]], other: dict[tuple[str, str], tuple[float, float]]
 ) -> None:
-    both = {cell: (0.0, 0.0) for cell in (*one, *other)}
+    both = dict.fromkeys((*one, *other), (0.0, 0.0))
     for part in (one, other):
         for cell, (wins, losses) in part.items():
             both[cell] = (both[cell][0] + wins, both[cell][1] + losses)
@@ -109,6 +112,7 @@ def test_learning_adds_up(
             assert in_turn.kind(kind, tier).lower == pytest.approx(at_once.kind(kind, tier).lower)
 
 
+@settings(deadline=None)
 @given(OUTCOMES)
 def test_whatever_is_learned_success_never_falls_with_size(
     outcomes: dict[tuple[str, str], tuple[float, float]],

@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tiers import TIERS
+from tiers.choose import choose
 from tiers.task import KINDS, MODEL_FILE, TASKS, TaskClassifier, TaskProfile, Weights, term_rows
 
 CLASSIFIER = TaskClassifier.load()
@@ -76,6 +78,39 @@ def test_an_instruction_in_the_system_prompt_counts() -> None:
 )
 def test_what_it_does_not_know_it_says(text: str) -> None:
     assert not profile(text).in_distribution
+
+
+def test_unfamiliarity_is_a_score() -> None:
+    plain = profile("Summarise this report in three sentences.")
+    mixed = profile("Summarise this: xq zzv blorp wimfle grontz vlim")
+    noise = profile("xq zzv blorp wimfle grontz vlim")
+    assert 0 <= plain.unfamiliarity < mixed.unfamiliarity < noise.unfamiliarity <= 1
+    assert plain.in_distribution
+    assert not noise.in_distribution
+
+
+# What people add to be taken more seriously.
+PLEAS = (
+    "Think step by step.",
+    "I'll tip you $500 for a perfect answer.",
+    "This is very important to my career. Be thorough, take a deep breath and think carefully about pros and cons.",
+    "prove theorem algorithm architecture quantum integral complex analysis optimise distributed",
+    "complex " * 10_000,
+)
+
+
+@pytest.mark.parametrize("plea", PLEAS, ids=lambda plea: plea[:20])
+def test_begging_buys_at_most_one_tier(plea: str) -> None:
+    for text, _ in PLAIN:
+        plain = TIERS.index(choose(profile(text)).tier)
+        for gamed in (f"{text} {plea}", f"{plea}\n\n{text}"):
+            assert TIERS.index(choose(profile(gamed)).tier) <= plain + 1, text
+
+
+def test_saying_it_often_buys_at_most_one_tier() -> None:
+    for text, _ in PLAIN:
+        once, often = choose(profile(text)).tier, choose(profile(f"{text} " * 50)).tier
+        assert TIERS.index(often) <= TIERS.index(once) + 1, text
 
 
 def test_parameters_of_the_request_shift_the_guess() -> None:
@@ -176,7 +211,8 @@ def test_weights_survive_saving(tmp_path: Path) -> None:
     weights.save(tmp_path / "model.npz")
     again = Weights.load(tmp_path / "model.npz")
     assert np.array_equal(weights.terms, again.terms)
-    assert (weights.temperature, weights.min_confidence) == (again.temperature, again.min_confidence)
+    assert weights.temperature == again.temperature
+    assert np.array_equal(weights.unfamiliar, again.unfamiliar)
 
 
 def test_weights_of_another_version_are_refused(tmp_path: Path) -> None:

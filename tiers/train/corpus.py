@@ -40,6 +40,9 @@ BENCHMARKS = {
 }
 # Sources whose prompts were labelled by hand (`labels.py`): the nearest to real traffic.
 HAND_LABELLED = ("seed_tasks", "user_oriented", "arena_hard", "vicuna")
+# Prompts as people write them: those, and ours (`prompts.tsv`).
+REAL = (*HAND_LABELLED, "written")
+PROMPTS_FILE = Path(__file__).with_name("prompts.tsv")
 MMLU_PRO_GRADUATE = {"physics", "chemistry", "engineering", "math", "law"}
 
 
@@ -148,6 +151,12 @@ def instructions(data: Path) -> list[Example]:
     return found
 
 
+def written() -> list[Example]:
+    """Prompts written for this training, kind and text on a line each."""
+    lines = PROMPTS_FILE.read_text(encoding="utf-8").splitlines()
+    return [Example("written", kind, _user(text), {}) for kind, _, text in (line.partition("\t") for line in lines)]
+
+
 def patterns(data: Path, per_kind: int = 500) -> list[Example]:
     """Prompts from `templates.py` over texts of the other sets."""
     rng = random.Random(SEED)
@@ -181,5 +190,6 @@ def load(data: Path) -> list[Example]:
         *some(headlines(data), 500),
         *some(small_talk(data), 1500),
         *instructions(data),
+        *written(),
         *patterns(data),
     ]

@@ -7,19 +7,23 @@ its mean over all shares (about 0.5 for a random order), CPT(x) the least share 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tiers.success import SuccessTable
+from tiers import TIERS
+from tiers.success import SuccessTable, mixed
 from tiers.task import KINDS, TaskClassifier, TaskProfile
 from tiers.train import outcomes
 from tiers.train.corpus import Example
 from tiers.train.fit import difficulty, fit
 
+# Sources of the mix of 14 benchmarks.
+MIX = "llmrouter/"
 WEAK, STRONG = outcomes.REFERENCE["llmrouter"]["medium"], outcomes.REFERENCE["llmrouter"]["xlarge"]
 
 
@@ -56,7 +60,7 @@ def deferral(gain: Sequence[float], weak: Sequence[float], strong: Sequence[floa
     return Deferral(float(np.trapezoid(pgr, dx=1 / len(gain))), cpt(0.5), cpt(0.8), cpt(0.95))
 
 
-def calibration_error(confidence: Sequence[float], right: Sequence[bool], bins: int = 10) -> float:
+def calibration_error(confidence: Sequence[float], right: Sequence[float], bins: int = 10) -> float:
     """Expected calibration error: mean gap between confidence and accuracy over equal-width bins, by their size."""
     values, truth = np.asarray(confidence), np.asarray(right, float)
     bin_of = np.minimum((values * bins).astype(int), bins - 1)
@@ -78,10 +82,6 @@ class Trained:
     def profiles(self, examples: Iterable[Example]) -> list[TaskProfile]:
         return [self.classifier.classify(example.messages) for example in examples]
 
-    def gains(self, profiles: Iterable[TaskProfile]) -> list[float]:
-        """Predicted gain of the strong over the weak tier of the llmrouter set."""
-        return [self.table.p_success(p, "xlarge").mean - self.table.p_success(p, "medium").mean for p in profiles]
-
 
 def train(examples: Sequence[Example], slope: float) -> Trained:
     """As `python -m tiers.train`, with a given slope (fitting it again in each fold would cost a second training)."""
@@ -96,11 +96,22 @@ def train(examples: Sequence[Example], slope: float) -> Trained:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """One example and what a model that had not seen it said."""
+    """One example and what a model that had not seen it said; `p_success` is the mean by tier."""
 
     example: Example
     profile: TaskProfile
-    gain: float
+    p_success: dict[str, float]
+
+    @property
+    def gain(self) -> float:
+        """Predicted gain of the strong over the weak tier of the llmrouter set."""
+        return self.p_success["xlarge"] - self.p_success["medium"]
+
+
+def judged(example: Example, profile: TaskProfile, table: SuccessTable) -> HeldOut:
+    """What `table` says of an example with this profile."""
+    by_kind = table.by_kind(profile)
+    return HeldOut(example, profile, {tier: mixed(by_kind, tier).mean for tier in TIERS})
 
 
 def cross_validate(examples: Sequence[Example], folds: int, slope: float) -> list[HeldOut]:
@@ -115,6 +126,74 @@ def leave_out(examples: Sequence[Example], groups: Iterable[str], slope: float) 
     return _by_group(examples, [e.source for e in examples], wanted.__contains__, slope)
 
 
+def leave_tasks_out(examples: Sequence[Example], slope: float) -> list[HeldOut]:
+    """Every query of the mix judged by a model that saw nothing of its task: no prompt, no label, no outcome."""
+    found: list[HeldOut] = []
+    for task in sorted({KINDS[e.kind] for e in examples if e.source.startswith(MIX)}):
+        model = train([e for e in examples if KINDS[e.kind] != task], slope)
+        inside = [e for e in examples if KINDS[e.kind] == task and e.source.startswith(MIX)]
+        found += [judged(e, p, model.table) for e, p in zip(inside, model.profiles(inside), strict=True)]
+    return found
+
+
+def learning(
+    examples: Sequence[Example], labels: Sequence[int], slope: float, folds: int = 3, draws: int = 10
+) -> dict[int, list[Deferral]]:
+    """The mix after so many labelled outcomes per benchmark and tier, and no other outcome of the mix.
+
+    The classifier knows the prompts of the other folds, but their scores are taken away, also from its complexity; the
+    labels are drawn from the other folds as well, anew in each draw.
+    """
+    blind = [replace(e, scores={}) if e.source.startswith(MIX) else e for e in examples]
+    fold = np.random.default_rng(8).permutation(len(examples)) % folds
+    parts = []
+    for number in range(folds):
+        model = train([e for e, f in zip(blind, fold, strict=True) if f != number], slope)
+        seen = [e for e, f in zip(examples, fold, strict=True) if f != number and e.source.startswith(MIX)]
+        inside = [e for e, f in zip(examples, fold, strict=True) if f == number and e.source.startswith(MIX)]
+        parts.append((model, seen, model.profiles(seen), inside, model.profiles(inside)))
+    found: dict[int, list[Deferral]] = {}
+    for count in labels:
+        found[count] = []
+        for draw in range(draws if count else 1):
+            results: list[HeldOut] = []
+            for model, seen, profiles, inside, to_judge in parts:
+                table = model.table.learned(_labelled(seen, profiles, count, np.random.default_rng(draw)))
+                results += [judged(e, p, table) for e, p in zip(inside, to_judge, strict=True)]
+            found[count].append(mix_deferral(results))
+    return found
+
+
+def _labelled(
+    examples: Sequence[Example], profiles: Sequence[TaskProfile], count: int, rng: np.random.Generator
+) -> dict[tuple[str, str], tuple[float, float]]:
+    """Wins and losses of `count` queries per benchmark, shared out by what the classifier takes each for."""
+    counts: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    by_source: dict[str, list[int]] = defaultdict(list)
+    for number, example in enumerate(examples):
+        by_source[example.source].append(number)
+    for numbers in by_source.values():
+        for number in rng.choice(numbers, min(count, len(numbers)), replace=False):
+            for tier, model in outcomes.reference(MIX).items():
+                won = examples[number].scores[model]
+                for kind, share in profiles[number].kinds.items():
+                    counts[kind, tier][0] += share * won
+                    counts[kind, tier][1] += share * (1 - won)
+    return {cell: (wins, losses) for cell, (wins, losses) in counts.items()}
+
+
+def success_calibration(results: Iterable[HeldOut], tiers: Iterable[str] = TIERS) -> tuple[float, int]:
+    """Calibration error of the predicted success over all measured (prompt, tier), and their number."""
+    predicted, won = [], []
+    for item in results:
+        reference = outcomes.reference(item.example.source)
+        for tier in tiers:
+            if reference.get(tier) in item.example.scores:
+                predicted.append(item.p_success[tier])
+                won.append(item.example.scores[reference[tier]])
+    return calibration_error(predicted, won), len(won)
+
+
 def _by_group(
     examples: Sequence[Example], group_of: Sequence[str], wanted: Callable[[str], bool], slope: float
 ) -> list[HeldOut]:
@@ -122,8 +201,7 @@ def _by_group(
     for group in sorted({g for g in group_of if wanted(g)}):
         inside = [e for e, g in zip(examples, group_of, strict=True) if g == group]
         model = train([e for e, g in zip(examples, group_of, strict=True) if g != group], slope)
-        profiles = model.profiles(inside)
-        found += [HeldOut(e, p, g) for e, p, g in zip(inside, profiles, model.gains(profiles), strict=True)]
+        found += [judged(e, p, model.table) for e, p in zip(inside, model.profiles(inside), strict=True)]
     return found
 
 
@@ -134,7 +212,7 @@ def task_accuracy(results: Iterable[HeldOut]) -> float:
 
 def mix_deferral(results: Iterable[HeldOut]) -> Deferral:
     """`deferral` over the examples of the llmrouter mix among `results`."""
-    mix = [item for item in results if item.example.source.startswith("llmrouter/")]
+    mix = [item for item in results if item.example.source.startswith(MIX)]
     return deferral(
         [item.gain for item in mix],
         [item.example.scores[WEAK] for item in mix],

@@ -1,4 +1,4 @@
-"""Fits the classifier's weights: a multinomial logistic regression, a ridge for complexity, a temperature, thresholds.
+"""Fits the classifier's weights: a multinomial logistic regression, a ridge for complexity, a temperature, strangeness.
 
 Inputs are those of `tiers.features`; the parameters are rounded to int8 and stored by `Weights.save`.
 """
@@ -18,32 +18,36 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from tiers.features import Features, extract
 from tiers.success import SuccessTable
 from tiers.task import KINDS, VOCABULARY_BITS, TaskClassifier, Weights, term_rows
-from tiers.train.corpus import HAND_LABELLED, Example
+from tiers.train.corpus import REAL, Example
+from tiers.train.foreign import disguises
+from tiers.words import default_words
 
 TERM_ROWS = 1 << 13
 _KINDS = list(KINDS)
 
 
 def inputs(features: Sequence[Features]) -> csr_matrix:
-    """Inputs [n, TERM_ROWS + F]: 1/sqrt(n) per hashed term, then the numeric features."""
+    """Inputs [n, TERM_ROWS + F + W]: 1/sqrt(n) per hashed term, the numeric features, then the word vectors."""
     columns: list[int] = []
     values: list[float] = []
     starts = [0]
     for item in features:
         rows = term_rows(item.terms, TERM_ROWS)
         columns += rows
-        values += [len(rows) ** -0.5] * len(rows)
+        values += [max(1, len(rows)) ** -0.5] * len(rows)
         starts.append(len(columns))
     terms = csr_matrix((values, columns, starts), shape=(len(features), TERM_ROWS), dtype=np.float32)
     terms.sum_duplicates()
     numbers = csr_matrix(np.array([item.vector() for item in features], np.float32))
-    return hstack([terms, numbers], format="csr")
+    words = default_words()
+    means = csr_matrix(np.array([words.inputs(item) for item in features]))
+    return hstack([terms, numbers, means], format="csr")
 
 
 def _weights_of(examples: Sequence[Example]) -> NDArray[np.float64]:
-    """Rare kinds count more (power 0.7); hand-labelled prompts count fourfold: they are the closest to real traffic."""
+    """Rare kinds count more (power 0.7); prompts that people wrote count tenfold: they are the closest to traffic."""
     kinds = Counter(e.kind for e in examples)
-    return np.array([kinds[e.kind] ** -0.7 * (4.0 if e.source in HAND_LABELLED else 1.0) for e in examples]) * 100
+    return np.array([kinds[e.kind] ** -0.7 * (10.0 if e.source in REAL else 1.0) for e in examples]) * 100
 
 
 def difficulty(example: Example, table: SuccessTable) -> float:
@@ -53,8 +57,8 @@ def difficulty(example: Example, table: SuccessTable) -> float:
     return 1.0 - table.kind(example.kind, "medium").mean
 
 
-def fit(examples: Sequence[Example], table: SuccessTable, regularisation: float = 20.0) -> Weights:
-    """Train on `examples`; a tenth of them, chosen by position, sets temperature and thresholds."""
+def fit(examples: Sequence[Example], table: SuccessTable, regularisation: float = 10.0) -> Weights:
+    """Train on `examples`; a tenth of them, chosen by position, calibrates confidence and strangeness."""
     features = [extract(e.messages) for e in examples]
     held = np.arange(len(examples)) % 10 == 7
     matrix = inputs(features)
@@ -79,11 +83,12 @@ def fit(examples: Sequence[Example], table: SuccessTable, regularisation: float 
         bias=bias.astype(np.float32),
         temperature=1.0,
         vocabulary=_vocabulary([f for f, h in zip(features, held, strict=True) if not h]),
-        min_confidence=0.0,
-        min_known_words=0.0,
+        unfamiliar=np.zeros(3, np.float32),
     )
-    real = np.array([example.source in HAND_LABELLED for example in examples])
-    return _calibrate(weights, [f for f, h in zip(features, held, strict=True) if h], target[held], real[held])
+    real = np.array([example.source in REAL for example in examples])
+    known = [example for example, h in zip(examples, held, strict=True) if h]
+    warm = _calibrate(weights, [f for f, h in zip(features, held, strict=True) if h], target[held], real[held])
+    return _familiarise(warm, known, real[held])
 
 
 def _vocabulary(features: Sequence[Features]) -> NDArray[np.uint8]:
@@ -97,7 +102,7 @@ def _vocabulary(features: Sequence[Features]) -> NDArray[np.uint8]:
 def _calibrate(
     weights: Weights, features: Sequence[Features], target: NDArray[np.int64], real: NDArray[np.bool_]
 ) -> Weights:
-    """Temperature by maximum likelihood; thresholds so that 3 % (confidence) and 1 % (words) of known data fall out.
+    """Temperature by maximum likelihood.
 
     Where there are hand-labelled (`real`) prompts among the held-out ones they count as much as all others together:
     benchmarks and patterns are easier to tell apart than traffic, and confidence fitted to them alone is too high.
@@ -115,11 +120,24 @@ def _calibrate(
         return float(np.average(losses, weights=mass))
 
     temperature = float(np.exp(minimize_scalar(loss, bounds=(-1.5, 1.5), method="bounded").x))
-    warm = TaskClassifier(replace(weights, temperature=temperature))
-    profiles = [warm.profile(item) for item in features]
-    return replace(
-        weights,
-        temperature=temperature,
-        min_confidence=round(float(np.quantile([p.confidence for p in profiles], 0.03)), 3),
-        min_known_words=round(float(np.quantile([p.features["known_words"] for p in profiles], 0.01)), 3),
-    )
+    return replace(weights, temperature=temperature)
+
+
+def _familiarise(weights: Weights, examples: Sequence[Example], real: NDArray[np.bool_]) -> Weights:
+    """Weights of the unfamiliarity: a logistic regression of held-out prompts against their own disguises.
+
+    Both sides have the same mass, and so have hand-labelled prompts and the others, as in `_calibrate`.
+    """
+    classifier = TaskClassifier(weights)
+    messages = [example.messages for example in examples]
+    share = float(real.mean())
+    one = np.where(real, 0.5 / share, 0.5 / (1 - share)) if 0 < share < 1 else np.ones(len(real))
+    rows, foreign, mass = [], [], []
+    for strange, group in ((0, messages), (1, disguises(messages))):
+        for item, weight in zip(group, one, strict=True):
+            profile = classifier.classify(item)
+            rows.append([1 - profile.features["known_words"], 1 - profile.confidence])
+            foreign.append(strange)
+            mass.append(weight)
+    model = LogisticRegression(C=10.0).fit(rows, foreign, sample_weight=mass)
+    return replace(weights, unfamiliar=np.array([model.intercept_[0], *model.coef_[0]], np.float32))
