@@ -1,4 +1,4 @@
-"""Two real engines behind a real gateway: conversations stay where their pages are, as engines tell it; one is killed."""
+"""Two real engines behind a real gateway: conversations stay where their pages are; then one engine is killed."""
 
 from __future__ import annotations
 
