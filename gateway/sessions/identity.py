@@ -43,12 +43,10 @@ def identify(life: Life, policy: str, session: SessionPolicy, secret: ServerSecr
         BadRequest: the header is not text that can name one.
     """
     assert life.principal is not None
-    owner = life.principal.key_id.encode(), policy.encode()
+    key_id = life.principal.key_id
 
     def digest(source: SessionSource, *parts: str) -> str:
-        return secret.fingerprint(*owner, source.encode(), *[part.encode("utf-8", "surrogatepass") for part in parts])[
-            :32
-        ]
+        return secret.digest("\0".join(("session", key_id, policy, source, *parts)))[:32]
 
     for source in session.by:
         if source == "beginning":

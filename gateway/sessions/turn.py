@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -37,15 +36,15 @@ class Turn(msgspec.Struct):
             "id": self.identity.id[:12],
             "by": self.identity.source,
             "outcome": self.step.outcome,
-            "pin": None if self.pin is None else asdict(self.pin),
+            "pin": None if self.pin is None else msgspec.to_builtins(self.pin),
             "wanted": self.wish.tier,
             "wanted_model": self.wish.model,
             "known": self.wish.known,
             "sticky": self.wish.sticky,
-            "terms": asdict(self.terms),
+            "terms": {"margin": self.terms.margin, "downgrade_after": self.terms.downgrade_after},
         }
         if self.step.gain is not None:
-            seen |= {"gain": self.step.gain, "needed": self.step.needed, "cost": asdict(self.cost)}
+            seen |= {"gain": self.step.gain, "needed": self.step.needed, "cost": msgspec.to_builtins(self.cost)}
         return seen
 
 
