@@ -37,6 +37,7 @@ class Explanation:
     facts: Facts
     decision: Decision
     rules: tuple[RuleOutcome, ...]
+    tried: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """Plain data: policy, decision, rules, facts, settings."""
@@ -87,6 +88,8 @@ class Explanation:
         """A few lines for people."""
         decision = self.decision
         lines = [f"policy   {self.policy.name} ({self.policy.version}), {self.policy.file}"]
+        if self.tried:
+            lines.append(f"tried    {self.tried}")
         if self.policy.raised:
             lines.append(f"raised   {self.policy.raised}")
         goes = f"model {decision.model}" if decision.model else f"tier {decision.tier or 'none'}"
@@ -114,7 +117,18 @@ def explain(policies: PolicySet, subject: Subject, facts: Facts) -> Explanation:
     """Decide a request and say why. Raises as `PolicySet.resolve` and `evaluate.decide`."""
     policy = policies.resolve(subject)
     decision = decide(policy, facts)
-    return Explanation(subject, policy, facts, decision, tuple(_outcomes(policy, facts, decision)))
+    outcomes = tuple(_outcomes(policy, facts, decision))
+    return Explanation(subject, policy, facts, decision, outcomes, _tried(policies, policy))
+
+
+def _tried(policies: PolicySet, policy: Policy) -> str:
+    """Which policy is tried here, by the files; how far it has come is not in them."""
+    name = policy.name if policy.document.rollout is None else policy.document.rollout.instead_of
+    trial = policies.canaries.get(name) or policies.shadows.get(name)
+    if trial is None:
+        return ""
+    new = trial.policy.name
+    return f"'{new}' in the place of '{name}'; how that stands: tierline policy rollout {new}"
 
 
 def target(rule: Rule) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -60,6 +61,9 @@ def explain(
     tag: Annotated[list[str] | None, typer.Option(help="NAME=VALUE; may be repeated.")] = None,
     pin: Annotated[str | None, typer.Option("--tier", help="As if the client pinned this tier.")] = None,
     budget_used: Annotated[float | None, typer.Option(help="Share of the month's budget that is spent.")] = None,
+    at: Annotated[
+        str | None, typer.Option("--at", help="As if it were asked then, such as '2026-12-24 08:00 Europe/Berlin'.")
+    ] = None,
     policies: Annotated[
         Path | None, typer.Option("--policies", help="Policy folder. Default: policies_dir of the configuration.")
     ] = None,
@@ -84,6 +88,8 @@ def explain(
         found = load(directory, tiers_served, models)
     except InvalidFile as error:
         fail(f"the policies have errors:\n{error}")
+    moment = datetime.now(UTC) if at is None else _moment(at)
+    found = found.at(moment)
     subject = Subject(
         organisation=organisation or beside.get("organisation", ""),
         team=team or beside.get("team", ""),
@@ -99,6 +105,7 @@ def explain(
         tags=tuple(tag or beside.get("tags", ())),
         budget_used=float(beside.get("budget_used", 0.0)) if budget_used is None else budget_used,
         pinned_tier=pin,
+        now=moment.astimezone().replace(tzinfo=None),
     )
     profile = default_classifier().classify(
         body["messages"],
@@ -148,6 +155,16 @@ def platform_schema() -> str:
     found = Settings.model_json_schema(mode="validation")
     found = {"$schema": "https://json-schema.org/draft/2020-12/schema", **found, "title": "Tierline platform file"}
     return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+
+
+def _moment(text: str) -> datetime:
+    """A moment of the command line, or exit code 2."""
+    from policies.schema.moments import moment
+
+    try:
+        return moment(text)
+    except ValueError as error:
+        fail(f"--at: {error}", Exit.USAGE)
 
 
 def _request(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:

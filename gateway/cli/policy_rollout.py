@@ -65,7 +65,7 @@ def rollout(
     for number, one in enumerate([] if as_json else found):
         if number:
             print()
-        _print(one)
+        show(one)
 
 
 async def _resume(database: Database, policies: PolicySet, name: str) -> None:
@@ -78,7 +78,8 @@ async def _resume(database: Database, policies: PolicySet, name: str) -> None:
     await state.resume(database, row)
 
 
-def _print(one: Rollout) -> None:
+def show(one: Rollout) -> None:
+    """Print a rollout for people."""
     from gateway.rollouts.wording import NAMES, amount, state_of
 
     print(f"{one.policy}@{one.version} instead of {one.instead_of}, {Path(one.file).name}")
@@ -87,7 +88,7 @@ def _print(one: Rollout) -> None:
         _line("since", _moment(one.began_ms))
     if one.steps:
         shown = " -> ".join(f"[{p:g} %]" if number == one.step else f"{p:g} %" for number, p in enumerate(one.steps))
-        _line("steps", f"{shown}, at this one since {_moment(one.step_ms or 0)}")
+        _line("steps", shown if one.step_ms is None else f"{shown}, at this one since {_moment(one.step_ms)}")
     if one.reason:
         _line("reason", one.reason)
     if one.requests:

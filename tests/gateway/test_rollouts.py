@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from bench.mock_upstream import MockUpstream
+from gateway.cli.policy_rollout import show
 from gateway.ledger.reports import explain
 from gateway.ledger.schema import audit, notes, rollouts
 from gateway.rollouts import state
@@ -233,7 +234,9 @@ async def test_a_new_canary_waits_until_its_standing_is_known(tried: FrontDoor) 
     assert set(await ask(tried, 5)) == {"next"}
 
 
-async def test_a_shadow_notes_the_difference_and_serves_nobody(tried: FrontDoor) -> None:
+async def test_a_shadow_notes_the_difference_and_serves_nobody(
+    tried: FrontDoor, capsys: pytest.CaptureFixture[str]
+) -> None:
     shadow = """\
 routes:
   - {name: short, when: prompt_tokens < 100, tier: xlarge}
@@ -264,6 +267,12 @@ rollout: {instead_of: default, mode: shadow}
     assert summed.shadow is not None
     assert (summed.shadow.requests, summed.shadow.same) == (4, 1)
     assert summed.shadow.tiers == {"small": {"xlarge": 3, "small": 1}}
+    capsys.readouterr()
+    show(summed)
+    said = capsys.readouterr().out
+    assert "shadow: decides 100 % of the keys in silence, serves nobody" in said
+    assert "4, decided alike 25.0%" in said
+    assert "3 to xlarge, 1 to small" in said
     page = (await tried.client.get("/metrics")).text
     assert 'tierline_shadow_decisions_total{policy="next",same="no",shadow_tier="xlarge",tier="small"} 3.0' in page
 
