@@ -87,7 +87,8 @@ class Feeds:
                 logger.exception("the pages of %s cannot be followed", replica.base_url)
                 why = ""
             finally:
-                self._index.end(replica)
+                for _ in self._index.end(replica):
+                    await asyncio.sleep(0)
             if time.monotonic() - began > BACK_OFF_MAX_S:
                 pause_s, said = BACK_OFF_S, ""
             if why and why != said:  # once per reason, not once per try
@@ -153,8 +154,10 @@ class _Follower:
             raise FeedBroken(f"an event is not what it should be: {error}") from error
 
     def _begin(self, event: _Snapshot) -> None:
-        if not self._more:
+        if self._sequence is None:
             self._index.begin(self._replica, event.space)
+        elif not self._more:
+            raise FeedBroken("all is told anew: it was started again, or we were too slow")
         self._more, self._sequence = event.more, event.sequence
         self._index.change(self._replica, [], _pages(event.pages))
 

@@ -8,7 +8,7 @@ to it counts for the moment that a prompt takes to be computed, and if its feed 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from backends.placement.chain import Chain
@@ -123,8 +123,7 @@ class PrefixIndex:
     # --- what feeds say ------------------------------------------------------------------------------------------
 
     def begin(self, replica: Replica, space: str) -> None:
-        """The replica begins to tell its pages, from none on."""
-        self.end(replica)
+        """The replica, which told nothing, begins to tell its pages, from none on."""
         number = next(free for free in range(len(self._by_number) + 1) if free not in self._by_number)
         self._by_number[number] = replica
         self._spaces.setdefault(space, PageSpace())
@@ -137,14 +136,19 @@ class PrefixIndex:
         pages.removed(number, removed)
         pages.stored(number, stored)
 
-    def end(self, replica: Replica) -> None:
-        """The replica tells nothing any more."""
+    def end(self, replica: Replica) -> Iterator[None]:
+        """The replica tells nothing any more, from now on. To be gone through, at leisure, for what it held to go."""
         told = self._telling.pop(replica, None)
         if told is None:
-            return
+            return iter(())
         space, number = told
-        del self._by_number[number]
         if any(other == space for other, _ in self._telling.values()):
             self._spaces[space].lost(number)
-        else:
-            del self._spaces[space]
+            return self._sweep(space, number)
+        del self._spaces[space], self._by_number[number]
+        return iter(())
+
+    def _sweep(self, name: str, number: int) -> Iterator[None]:
+        space = self._spaces[name]
+        yield from space.sweep(number)
+        del self._by_number[number]  # nobody else has been given it meanwhile

@@ -15,7 +15,7 @@ beginning disagree about its page, the last page that both have is the truth.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from backends.placement.chain import Chain
 
@@ -23,6 +23,7 @@ MOST_BEGINNINGS = 200_000
 MOST_PAGES = 1_000_000  # beyond, pages that are new are not taken in: what is known stays true
 CAUTION = 0.95  # of a share, for texts whose beginning has fewer tokens to the byte than the rest
 
+_SLICE = 5_000
 FIRST = b""  # what comes before the first page of a chain
 
 
@@ -41,6 +42,7 @@ class PageSpace:
     def __init__(self) -> None:
         self.refused = 0  # pages that found no room
         self._pages: dict[bytes, _Page] = {}
+        self._present = 0  # a bit per holder that counts
         self._beginnings: OrderedDict[bytes, bytes] = OrderedDict()  # digest of a text to its last page
 
     def __len__(self) -> int:
@@ -49,6 +51,7 @@ class PageSpace:
     def stored(self, holder: int, pages: Iterable[tuple[bytes, bytes]]) -> None:
         """A holder has these pages, each with the page before it."""
         known, bit = self._pages, 1 << holder
+        self._present |= bit
         for name, parent in pages:
             page = known.get(name)
             if page is None:
@@ -70,8 +73,15 @@ class PageSpace:
                     del known[name]
 
     def lost(self, holder: int) -> None:
-        """A holder has nothing any more."""
-        self.removed(holder, list(self._pages))
+        """A holder does not count any more, from now on; `sweep` takes its pages out."""
+        self._present &= ~(1 << holder)
+
+    def sweep(self, holder: int) -> Iterator[None]:
+        """Take out the pages of a holder that was lost, in slices of a millisecond or so: there may be a million."""
+        names = list(self._pages)
+        for start in range(0, len(names), _SLICE):
+            self.removed(holder, names[start : start + _SLICE])
+            yield
 
     def hits(self, chain: Chain) -> Mapping[int, int]:
         """Tokens of the prompt that each holder has, for those that are known to have any."""
@@ -80,7 +90,7 @@ class PageSpace:
         for digest, tokens in reversed(chain):
             name = self._beginnings.get(digest)
             page = None if name is None else self._pages.get(name)
-            if page is None or not (fresh := page.holders & ~seen):
+            if page is None or not (fresh := page.holders & self._present & ~seen):
                 continue
             seen |= fresh
             while fresh:

@@ -85,6 +85,9 @@ async def test_snapshots_in_parts_and_changes_are_followed(serve, client, monkey
         assert index.hits(CHAIN, 0.0)[replica] > 900
         engine.to_send.put_nowait(snapshot([], sequence=9, space="another"))
         await eventually(lambda: index.pages == 0)
+        engine.to_send.put_nowait(None)
+        engine.to_send.put_nowait(HEAD + snapshot(range(3), sequence=9, space="another"))
+        await eventually(lambda: index.pages == 3)
         assert feeds.listening == 1
 
 

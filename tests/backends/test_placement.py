@@ -313,9 +313,9 @@ def test_what_replicas_tell_counts_more_than_what_was_sent():
     index.change(one, [name.encode() for name in names[10:]], [])
     held = index.hits(chain(text), late)
     assert held[one] < 200
-    index.end(one)
+    list(index.end(one))
     assert one in index.hits(chain(text), late), "one that tells nothing any more is guessed of again"
-    index.end(other)
+    list(index.end(other))
     assert (index.pages, index.spaces) == (0, 0)
 
 
@@ -371,5 +371,21 @@ def test_nothing_of_pages_is_left_when_all_are_gone(changes):
             index.answered(chain(f"{tree}" * 3000), of[number], names[-1].encode())
         index.hits(chain(f"{tree}" * 3000), 1.0)
     for replica in of:
-        index.end(replica)
+        list(index.end(replica))
     assert index.pages == 0
+
+
+def test_who_tells_nothing_any_more_does_not_count_from_then_on():
+    one, other = replicas()
+    index = PrefixIndex(600.0, 1_000_000)
+    for replica in (one, other):
+        index.begin(replica, "space")
+        index.change(replica, [], pages(*(f"p{i}" for i in range(60))))
+    index.answered(chain("y" * 4000), one, b"p59")
+    left = index.end(one)
+    assert set(index.hits(chain("y" * 4000), 0.0)) == {other}
+    index.begin(one, "space")
+    assert set(index.hits(chain("y" * 4000), 0.0)) == {other}, "it begins with nothing, while its past is swept"
+    assert len(list(left)) == 1
+    index.change(one, [], pages(*(f"p{i}" for i in range(60))))
+    assert set(index.hits(chain("y" * 4000), 0.0)) == {one, other}
