@@ -61,10 +61,11 @@ def _bare(word: str) -> bool:
 
 
 def _without_heaps(text: str) -> str:
+    """The text line by line, its heaps left out; lines without one stay as they are."""
     kept = []
     for line in text.split("\n"):
-        for bare, run in itertools.groupby(line.split(), _bare):
-            words = list(run)
-            kept += [] if bare and len(words) >= _HEAP else words
-        kept.append("\n")
-    return " ".join(kept).strip()
+        runs = [(bare, list(run)) for bare, run in itertools.groupby(line.split(), _bare)]
+        if any(bare and len(words) >= _HEAP for bare, words in runs):
+            line = " ".join(" ".join(words) for bare, words in runs if not bare or len(words) < _HEAP)
+        kept.append(line)
+    return "\n".join(kept).strip()

@@ -207,7 +207,7 @@ class TaskClassifier:
             return 0.0
         rows = np.array(term_rows(features.words, VOCABULARY_BITS))
         bits = (self._weights.vocabulary[rows >> 3] >> (rows & 7).astype(np.uint8)) & 1
-        known = sum(bit or word in self._words for bit, word in zip(bits.tolist(), features.words, strict=True))
+        known = sum(bool(bit) or word in self._words for bit, word in zip(bits.tolist(), features.words, strict=True))
         return known / len(features.words)
 
     def _scores(self, features: Features) -> tuple[NDArray[np.float64], float]:

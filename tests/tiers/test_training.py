@@ -7,12 +7,16 @@ import math
 import numpy as np
 import pytest
 
-from tiers.task import KINDS, TaskClassifier
-from tiers.train import evaluate, labels, outcomes, templates
+from tiers import TIERS
+from tiers.task import KINDS, TaskClassifier, TaskProfile
+from tiers.train import evaluate, foreign, labels, outcomes, templates
 from tiers.train.corpus import Example
 from tiers.train.fit import fit
 
 TEXTS = ["The parcel came late.", "I love the new design.", "Order 4711 was refunded on 3 May.", "The battery is weak."]
+
+
+PROFILE = TaskProfile("coding", 1.0, 0.4, True, {}, {}, {"write_function": 0.75, "software_work": 0.25})
 
 
 def examples(per_kind: int, seed: int) -> list[Example]:
@@ -96,6 +100,33 @@ def test_apgr_of_known_orders() -> None:
 def test_calibration_error_of_known_cases() -> None:
     assert evaluate.calibration_error([0.75] * 4, [True, True, True, False]) == pytest.approx(0)
     assert evaluate.calibration_error([1.0] * 4, [True, True, False, False]) == pytest.approx(0.5)
+
+
+def test_success_is_calibrated_against_the_reference_models() -> None:
+    answers = [outcome("zeroeval/gsm", "word_problem", small=float(i < 3), medium=1.0) for i in range(4)]
+    held = [evaluate.HeldOut(e, PROFILE, dict.fromkeys(TIERS, 0.75)) for e in answers]
+    assert evaluate.success_calibration(held, ["small"])[0] == pytest.approx(0)
+    assert evaluate.success_calibration(held, ["medium"])[0] == pytest.approx(0.25)
+    assert evaluate.success_calibration(held)[1] == 8
+
+
+def test_labels_are_shared_out_by_kind() -> None:
+    answers = [outcome("llmrouter/mbpp", "write_function", medium=1.0, xlarge=0.0) for _ in range(30)]
+    counts = evaluate._labelled(answers, [PROFILE] * 30, 20, np.random.default_rng(1))
+    assert counts["write_function", "medium"] == pytest.approx((15, 0))
+    assert counts["software_work", "xlarge"] == pytest.approx((0, 5))
+
+
+def test_disguises_leave_the_shape_and_take_the_words() -> None:
+    plain = [[{"role": "user", "content": "Translate this, please: good morning!"}] for _ in range(6)]
+    strange = foreign.disguises(plain)
+    assert strange == foreign.disguises(plain)
+    for messages in strange:
+        text = str(messages[0]["content"])
+        assert len(text) == len(str(plain[0][0]["content"]))
+        assert text.endswith("!")
+        assert "Translate" not in text or "morning" not in text
+    assert any(not str(messages[0]["content"]).isascii() for messages in strange)
 
 
 def test_rank_correlation_of_known_cases() -> None:

@@ -53,7 +53,8 @@ def load(folder: Path = FOLDER) -> list[Labelled]:
             cells = line.split("\t")
             if len(cells) != len(COLUMNS):
                 raise ValueError(f"{path}:{number}: {len(cells)} columns, expected {len(COLUMNS)}")
-            item = Labelled(*cells[:-1], re.sub(r"\\[nt\\]", lambda match: _UNESCAPED[match[0]], cells[-1]))
+            name, tier, task, reason, prompt = cells
+            item = Labelled(name, tier, task, reason, re.sub(r"\\[nt\\]", lambda m: _UNESCAPED[m[0]], prompt))
             if item.tier not in TIERS or item.task not in TASKS:
                 raise ValueError(f"{path}:{number}: there is no tier '{item.tier}' or no task '{item.task}'")
             if item.id in found:
