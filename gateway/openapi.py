@@ -58,6 +58,7 @@ _RESPONSE_HEADERS = {
     "x-tierline-cache-age": "Seconds since the answer found was made.",
     "x-tierline-cache-entry": "The request that the answer found was made for.",
     "x-tierline-cache-reason": "Why less of the cache was used than the policy allows, or nothing was found.",
+    "x-tierline-escalated": "Tiers whose answers were got, and why answers failed the policy's checks, if one did.",
     "x-tierline-fallback": "Why another tier than the one decided on answered.",
     "idempotent-replayed": "true: the answer of an earlier request with the same idempotency key.",
     "x-tierline-cost-usd": "Cost of a non-streaming answer; a stream carries it in its usage chunk.",

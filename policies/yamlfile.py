@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Final, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -154,6 +154,15 @@ def read(path: Path) -> str:
         raise InvalidFile([Problem(str(path), 1, 1, f"cannot be read: {error}.")]) from error
 
 
+# In place of the library's words for Python's types.
+_WANTED: Final = {
+    "tuple_type": "a list, such as [one, other]",
+    "list_type": "a list, such as [one, other]",
+    "model_type": "keys with values, such as {key: value}",
+    "dict_type": "keys with values, such as {key: value}",
+}
+
+
 def _problem(document: Document, model: type[BaseModel], item: dict[str, Any]) -> Problem:
     raw: Location = item["loc"]
     path = _existing(document, raw)
@@ -173,6 +182,8 @@ def _problem(document: Document, model: type[BaseModel], item: dict[str, Any]) -
         close = difflib.get_close_matches(str(item["input"]), options, n=1, cutoff=0.5)
         message = f"'{name}' must be one of {expected}, got {item['input']!r}"
         return document.problem(path, message + ".", close[0] if close else None)
+    if wanted := _WANTED.get(item["type"]):
+        message = f"it must be {wanted}"
     return document.problem(path, f"'{name}': {message}." if name else f"{message}.")
 
 

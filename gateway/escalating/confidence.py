@@ -2,12 +2,15 @@
 
     z = bias + by_logprob * (mean log-probability) + by_margin * (mean margin);  p = 1 / (1 + e^-z)
 
+and, where many answers were measured, p is read off a rising line through `knots`, which mends what a logistic bends.
+
 A curve is a small JSON file in `data_dir/confidence/`, written by `tierline tiers calibrate` (`calibrating.py` fits
 it). The running gateway sees a new one within a second.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -45,12 +48,24 @@ class Curve(msgspec.Struct, frozen=True):
     ece_before: float
     ece_after: float
     fitted_at: str
+    knots: tuple[tuple[float, float], ...] = ()
 
     def probability(self, tokens: Sequence[Token]) -> float:
         """Of an answer of these tokens, at least one, that it is right."""
         logprob, margin = features(tokens)
         z = self.bias + self.by_logprob * logprob + self.by_margin * margin
-        return 1 / (1 + math.exp(-z)) if z >= 0 else math.exp(z) / (1 + math.exp(z))
+        return along(self.knots, 1 / (1 + math.exp(-z)) if z >= 0 else math.exp(z) / (1 + math.exp(z)))
+
+
+def along(knots: Sequence[tuple[float, float]], p: float) -> float:
+    """The height at `p` of the line through the knots, level beyond its ends; `p` itself where there are none."""
+    if not knots:
+        return p
+    at = bisect.bisect_left(knots, (p, -1.0))
+    if at == 0 or at == len(knots):
+        return knots[min(at, len(knots) - 1)][1]
+    (left, low), (right, high) = knots[at - 1], knots[at]
+    return low + (high - low) * (p - left) / (right - left)
 
 
 def features(tokens: Sequence[Token]) -> tuple[float, float]:

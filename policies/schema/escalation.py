@@ -6,7 +6,7 @@ which checks a policy wants, how far it goes, and what it does with streams.
 
 from __future__ import annotations
 
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -53,6 +53,13 @@ class Escalate(Strict):
         if len(set(when)) != len(when):
             raise ValueError("it names a check twice")
         return when
+
+    @field_validator("to", mode="before")
+    @classmethod
+    def _known(cls, to: Any) -> Any:
+        if isinstance(to, str) and to not in ("next", *TIERS):
+            raise ValueError(f"it must be next, a tier ({', '.join(TIERS)}) or a list of tiers, not '{to}'")
+        return to
 
     @field_validator("to")
     @classmethod

@@ -182,11 +182,26 @@ def test_a_curve_is_fitted_to_what_was_observed() -> None:
     assert curve.ece_before > 0.15
     assert curve.ece_after < 0.03
     tokens = [Token(-0.5, math.exp(-0.5))]
-    assert curve.probability(tokens) == pytest.approx(1 / (1 + math.exp(0.5)), abs=0.05)
+    assert curve.probability(tokens) == pytest.approx(1 / (1 + math.exp(0.5)), abs=0.1)
     shares = [row["pass"] for row in found.kept]
     assert shares == sorted(shares, reverse=True)  # type: ignore[type-var]
     with pytest.raises(InvalidExamples, match="right"):
         measure("m", [Observed(-0.1, 0.5, True)] * 60)
+
+
+def test_many_answers_bend_the_curve_to_what_was_observed() -> None:
+    """A chance that steps from one level to another, which no logistic curve does."""
+    random = np.random.default_rng(5)
+    logprobs = -random.uniform(0, 2, 1500)
+    right = random.random(1500) < np.where(logprobs > -1, 0.9, 0.3)
+    observed = [Observed(float(x), 0.0, bool(y)) for x, y in zip(logprobs, right, strict=True)]
+    many, few = measure("m", observed), measure("m", observed[:190])
+    assert many.curve.ece_after < 0.05
+    assert not few.curve.knots
+    for logprob, chance in ((-0.1, 0.9), (-0.8, 0.9), (-1.2, 0.3), (-1.9, 0.3)):
+        assert many.curve.probability([Token(logprob, 0.0)]) == pytest.approx(chance, abs=0.1)
+    heights = [many.curve.probability([Token(-x / 50, 0.0)]) for x in range(120)]
+    assert heights == sorted(heights, reverse=True)
 
 
 def test_the_calibration_error_is_the_textbooks() -> None:

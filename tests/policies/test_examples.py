@@ -81,7 +81,7 @@ def test_what_fails_and_why(tmp_path: Path, example: str, wrong: str) -> None:
         ("{name: x, text: Hi, messages: [], expect: {tier: small}}", "at least 1 item"),
         ("{name: x, expect: {tier: small}}", "one of 'text', 'messages' and 'request'"),
         ("{name: x, request: {}, expect: {tier: small}}", "needs 'messages'"),
-        ("{name: x, messages: [hello], expect: {tier: small}}", "valid dictionary"),
+        ("{name: x, messages: [hello], expect: {tier: small}}", "keys with values"),
         ("{name: x, messages: [{content: hello}], expect: {tier: small}}", "a 'role' and a 'content'"),
         ("{name: x, text: Hi, expects: {tier: small}}", "Did you mean 'expect'"),
         ("{name: x, text: Hi, tags: [high], expect: {tier: small}}", "tags"),
