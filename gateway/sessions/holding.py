@@ -140,8 +140,8 @@ def follow(services: Services, life: Life) -> dict[str, Any] | None:
         _observe(services.sessions.rereading, life)
         if turn.step.outcome != "moved":
             pin = answered(pin, row.tier, row.model, row.input_tokens + row.output_tokens)
-        if turn.said(row.tier, row.model) != turn.step.outcome:
-            went_elsewhere = {"session": "moved", "tier": row.tier, "model": row.model}
+        if (said := turn.said(row.tier, row.model)) != turn.step.outcome:
+            went_elsewhere = {"session": said, "tier": row.tier, "model": row.model}
     _keep(services.sessions.pins, turn, pin)
     return went_elsewhere
 

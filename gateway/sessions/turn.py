@@ -24,11 +24,12 @@ class Turn(msgspec.Struct):
 
     def said(self, tier: str, model: str) -> Outcome:
         """What the client is told, by the model that answered: one that was not decided on is a move."""
-        if self.step.outcome == "kept" and self.pin is not None and self.pin.model:
-            return "kept" if (tier, model) == (self.pin.tier, self.pin.model) else "moved"
-        if self.step.outcome in ("kept", "upgraded", "downgraded") and tier != self.step.tier:
-            return "moved"
-        return self.step.outcome
+        decided = self.step.outcome
+        if self.pin is None or decided == "moved":
+            return decided
+        if (tier, model) == (self.pin.tier, self.pin.model):
+            return "kept"  # also where it may not go, or found nobody where it wanted to go
+        return "moved" if tier != self.step.tier or (decided == "kept" and self.pin.model) else decided
 
     def recorded(self) -> dict[str, Any]:
         """For the record of the decision: all that `step_again` needs, in numbers and labels."""

@@ -13,7 +13,12 @@ SessionSource = Literal["header", "session_id", "prompt_cache_key", "previous_re
 
 def _pin(value: Any) -> float | None:
     """Older readers of YAML take a bare `off` for false; here both mean it."""
-    return None if value in ("off", False, None) else seconds(value)
+    if value in ("off", False, None):
+        return None
+    try:
+        return seconds(value)
+    except ValueError as error:
+        raise ValueError(f"{error}; or it is off") from None
 
 
 class SessionPolicy(Strict):

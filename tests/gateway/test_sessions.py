@@ -144,6 +144,13 @@ async def test_it_follows_to_the_model_that_answered_and_says_so(door: FrontDoor
     assert (note["session"], note["model"]) == ("moved", "second")
 
 
+async def test_a_key_that_may_not_go_up_stays_and_is_told_so(door: FrontDoor) -> None:
+    token = await door.key(allowed_tiers=["small"])
+    assert await turn(door, "hello", token=token) == ("new", "first")
+    for _ in range(2):
+        assert await turn(door, "BIG", token=token) == ("kept", "first")
+
+
 async def test_a_model_that_is_too_small_for_it_is_left(door: FrontDoor) -> None:
     assert await turn(door, "hello") == ("new", "first")
     assert await turn(door, "hello " * 9000) == ("moved", "second")
