@@ -14,11 +14,12 @@ from policies.yamlfile import InvalidFile, Problem
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Errors block a policy, warnings do not. `policies` are the names that would be in force."""
+    """Errors block a policy, warnings do not. `policies` are the names that would be in force, `checked` theirs."""
 
     errors: tuple[Problem, ...]
     warnings: tuple[Problem, ...]
     policies: tuple[str, ...]
+    checked: tuple[Policy, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -65,7 +66,8 @@ def _report(results: list[examples.Result], policies: Sequence[Policy], warnings
     failed = examples.problems(results, policies)
     errors = tuple(problem for problem in failed if problem.severity == "error")
     rest = tuple(problem for problem in failed if problem.severity != "error")
-    return Report(errors, (*warnings, *rest), tuple(dict.fromkeys(policy.name for policy in policies)))
+    names = tuple(dict.fromkeys(policy.name for policy in policies))
+    return Report(errors, (*warnings, *rest), names, tuple(policies))
 
 
 def _line(problem: Problem) -> str:

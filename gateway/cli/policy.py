@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from gateway.cli import policy_examples, policy_history, policy_rollout, policy_simulate
+from gateway.cli import policy_examples, policy_folder, policy_history, policy_rollout, policy_simulate
 from gateway.cli.common import ConfigOption, Exit, JsonOption, fail, print_json, settings_or_exit
 from gateway.cli.policy_folder import environment
 from tiers import TIERS
@@ -27,6 +27,9 @@ def check(
     ] = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
+    with_traffic: Annotated[
+        bool, typer.Option("--with-traffic", help="Compare budgets with what the ledger says of the last four weeks.")
+    ] = False,
 ) -> None:
     """Every problem with file, line and column. A folder also for conflicts between its policies.
 
@@ -40,6 +43,8 @@ def check(
         fail(f"{directory} does not exist", Exit.USAGE)
     uncalibrated = None if tiers_served is None else missing_curves(settings_or_exit(config))
     report = check_policies(directory, tiers_served, models, uncalibrated)
+    if tiers_served is not None or with_traffic:
+        report = policy_folder.advised(report, settings_or_exit(config), with_traffic=with_traffic)
     if as_json:
         print_json(report.as_json())
     else:

@@ -1,10 +1,16 @@
-"""Which policy folder a command is about, and which tiers and models are served there."""
+"""Which policy folder a command is about, which tiers and models are served there, and what the ledger says of it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from gateway.cli.common import config_path, settings_or_exit, short
+from gateway.cli.common import config_path, settings_or_exit, short, with_database
+
+if TYPE_CHECKING:
+    from gateway.settings import Settings
+    from policies.check import Report
 
 
 def environment(path: Path | None, config: Path | None) -> tuple[Path, list[str] | None, list[str] | None]:
@@ -13,3 +19,13 @@ def environment(path: Path | None, config: Path | None) -> tuple[Path, list[str]
         return path, None, None
     settings = settings_or_exit(config)
     return path or Path(short(settings.policies_dir)), settings.tiers_served(), list(settings.models)
+
+
+def advised(report: Report, settings: Settings, *, with_traffic: bool) -> Report:
+    """The report with warnings that need the platform file, and the ledger where that is wanted."""
+    from gateway.policy_advice import read_traffic, settings_advice, traffic_advice
+
+    found = settings_advice(report.checked, settings)
+    if with_traffic:
+        found += traffic_advice(report.checked, with_database(settings, read_traffic))
+    return replace(report, warnings=(*report.warnings, *found))

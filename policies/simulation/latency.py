@@ -55,17 +55,22 @@ class Latency:
             if of in part_of(side):
                 found[at] = found[at] + self._known.of((of, at))
         untold = 0
+        told: dict[tuple[str, str, Stratum, int], _Steps | None] = {}
         strata, lengths = _by_model(self._of_stratum), _by_model(self._of_length)
         for of, answered, model, where, length in self._elsewhere:
             if of != side:
                 continue
             requests = self._elsewhere.of((of, answered, model, where, length))
-            longer = length + math.log2(max(self._factor(answered, model, where), 1e-6))
-            evidence, doubt = _enough(_candidates(where, longer, strata.get(model, {}), lengths.get(model, {})))
-            if evidence is None:
+            key = (answered, model, where, length)
+            if key not in told:
+                longer = length + math.log2(max(self._factor(answered, model, where), 1e-6))
+                evidence, doubt = _enough(_candidates(where, longer, strata.get(model, {}), lengths.get(model, {})))
+                seed = zlib.crc32(f"{answered}\0{model}".encode())
+                told[key] = _blurred(evidence, doubt, seed) if evidence is not None and doubt else evidence
+            shares = told[key]
+            if shares is None:
                 untold += round(float(requests[0]))
                 continue
-            shares = evidence if not doubt else _blurred(evidence, doubt, zlib.crc32(f"{answered}\0{model}".encode()))
             for at, share in shares.items():
                 found[at] = found[at] + requests * share
         return found, untold
@@ -106,9 +111,7 @@ def _blurred(steps: _Steps, doubt: float, seed: int) -> _Steps:
     """The same with every time longer or shorter by a factor that each replicate draws for itself."""
     moved = np.zeros(1 + REPLICATES, dtype=np.int64)
     moved[1:] = np.rint(doubt * np.random.default_rng(seed).standard_normal(REPLICATES) / STEP)
-    found: dict[int, Vector] = defaultdict(nothing)
-    for at, share in steps.items():
-        for to in np.unique(moved):
-            there = moved == to
-            found[max(0, at + int(to))][there] += share[there]
-    return found
+    rows = np.maximum(0, np.array(list(steps))[:, None] + moved)  # [steps, 1 + REPLICATES]: where each share goes
+    found = np.zeros((int(rows.max()) + 1, 1 + REPLICATES))
+    np.add.at(found, (rows, np.arange(1 + REPLICATES)), np.array(list(steps.values())))
+    return {int(at): found[at] for at in np.flatnonzero(found.any(axis=1))}

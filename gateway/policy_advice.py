@@ -1,0 +1,122 @@
+"""Warnings about policies that need more than the policies: the platform file, its prices, and what traffic cost.
+
+Limits that can never bind, budgets that nothing is charged to, and budgets that a day's traffic, or a month's at its
+rate, would spend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from sqlalchemy import func, select
+
+from gateway.ledger.database import Database
+from gateway.ledger.money import format_usd
+from gateway.ledger.prices import PriceBook
+from gateway.ledger.rows import now_ms
+from gateway.ledger.schema import ledger
+from gateway.settings import Settings
+from policies import yamlfile
+from policies.load import Policy
+from policies.yamlfile import Problem
+from policies.yamlread import Location
+
+DAY_MS: Final = 86_400_000
+LOOKED_AT_DAYS: Final = 28
+_MONTH_DAYS: Final = 30
+# By policy, what it cost on each day that it was used: days since 1970, nano-dollars.
+Traffic = Mapping[str, Sequence[tuple[int, int]]]
+
+
+def settings_advice(policies: Iterable[Policy], settings: Settings) -> list[Problem]:
+    """Limits that never bind, and budgets that nothing is charged to."""
+    book = PriceBook(settings)
+    longest = max((m.context_length for m in settings.models.values() if m.kind == "chat"), default=0)
+    found = []
+    for policy in policies:
+        limits, most = policy.limits, settings.limits.max_concurrency
+        if limits.parallel is not None and most is not None and limits.parallel > most * settings.server.workers:
+            at_once = f"the gateway runs at most {most * settings.server.workers} requests at once"
+            text = f"never reached: {at_once} (limits.max_concurrency)."
+            found.append(_warning(policy, ("limits", "parallel"), text))
+        each = limits.requests_per_minute
+        if each is not None and limits.tokens_per_minute is not None and 0 < longest * each < limits.tokens_per_minute:
+            text = (
+                f"never reached: {each} requests a minute of at most {longest:,} tokens, the longest context here, have"
+                f" {each * longest:,}."
+            )
+            found.append(_warning(policy, ("limits", "tokens_per_minute"), text))
+        models = _models(policy, settings)
+        if policy.budget is not None and models and all(_free(book, model) for model in models):
+            text = "never spent: no model that this policy may choose has a price in tierline.yaml."
+            found.append(_warning(policy, ("budget", "monthly_usd"), text))
+    return found
+
+
+def traffic_advice(policies: Iterable[Policy], traffic: Traffic) -> list[Problem]:
+    """Budgets that traffic as it was would spend before the month is over."""
+    found = []
+    for policy in policies:
+        days, budget = traffic.get(policy.name), policy.budget_nanousd
+        if budget is None or not days:
+            continue
+        dearest, span = max(cost for _, cost in days), max(day for day, _ in days) - min(day for day, _ in days) + 1
+        per_day = sum(cost for _, cost in days) / span
+        if dearest > budget:
+            text = f"lower than a day's traffic: the dearest day of the last {LOOKED_AT_DAYS} cost ${_usd(dearest)}."
+        elif per_day * _MONTH_DAYS > budget:
+            lasts = budget / per_day
+            text = (
+                f"traffic as it was spends it in {lasts:.0f} days: ${_usd(round(per_day))} a day over the last"
+                f" {span} day{'s' if span > 1 else ''} on record."
+            )
+        else:
+            continue
+        found.append(_warning(policy, ("budget", "monthly_usd"), text))
+    return found
+
+
+async def read_traffic(database: Database) -> Traffic:
+    """What each policy cost on each of the last days, today excluded unless there is nothing else."""
+    today = now_ms() // DAY_MS
+    day = (ledger.c.ts_ms - ledger.c.ts_ms % DAY_MS).label("day")
+    statement = (
+        select(ledger.c.policy, day, func.sum(ledger.c.cost_nanousd))
+        .where(ledger.c.ts_ms >= (today - LOOKED_AT_DAYS) * DAY_MS)
+        .group_by(ledger.c.policy, day)
+    )
+    found: dict[str, list[tuple[int, int]]] = {}
+    async with database.read() as connection:
+        for name, moment, cost in (await connection.execute(statement)).all():
+            found.setdefault(name, []).append((int(moment) // DAY_MS, int(cost)))
+    return {name: [one for one in days if one[0] != today] or days for name, days in found.items()}
+
+
+def _models(policy: Policy, settings: Settings) -> set[str]:
+    """Models that a policy may choose, fallbacks included; with `auto`, those of every tier."""
+    tiers = {policy.document.default, *policy.document.fallback}
+    names = set()
+    for rule in policy.rules:
+        if rule.route.model is not None:
+            names.add(rule.route.model)
+        tier = rule.route.tier
+        tiers |= set(policy.served) if tier == "auto" or tier is None else {tier}
+    if tiers.difference(policy.served):  # what has no model falls back to any other
+        tiers |= set(policy.served)
+    return names.union(*(settings.tier_models(tier) for tier in tiers)) & settings.models.keys()
+
+
+def _free(book: PriceBook, model: str) -> bool:
+    price = book.price_for(model)
+    return not price.request_nanousd and all(band.input == band.output == 0 for band in price.bands)
+
+
+def _warning(policy: Policy, path: Location, text: str) -> Problem:
+    document = yamlfile.parse(policy.text, policy.file)
+    return replace(document.problem(path, text), severity="warning")
+
+
+def _usd(nanousd: int) -> str:
+    return format_usd(nanousd) if nanousd < 10**9 else f"{nanousd / 1e9:,.2f}"

@@ -1,0 +1,87 @@
+"""Warnings of `tierline policy check` that need the platform file or the ledger."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.ledger.database import Database
+from gateway.ledger.rows import LedgerRow, new_id, now_ms
+from gateway.policy_advice import DAY_MS, read_traffic, settings_advice, traffic_advice
+from gateway.settings import Settings
+from gateway.settings import load as load_settings
+from policies.load import Policy, load_file
+from tests.policies.policy_files import policy
+
+TIERLINE_YAML = """\
+version: 1
+limits: {max_concurrency: 8}
+models:
+  own: {tier: small, backend: b, context_length: 1000}
+  theirs: {tier: large, backend: b, context_length: 2000, price: {version: t, input_usd_per_million: "1", output_usd_per_million: "2"}}
+backends: {b: {engine: own}}
+"""  # noqa: E501
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    text = TIERLINE_YAML.replace("{engine: own}", "{base_urls: ['http://127.0.0.1:1/v1']}")
+    (tmp_path / "tierline.yaml").write_text(text)
+    (tmp_path / "policies").mkdir()
+    return load_settings(tmp_path / "tierline.yaml")
+
+
+def made(tmp_path: Path, body: str) -> Policy:
+    path = tmp_path / "p.yaml"
+    path.write_text(policy("p", body))
+    return load_file(path, ["small", "large"])[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "words"),
+    [
+        ("limits: {parallel: 9}\n", 4, "at most 8 requests at once"),
+        ("limits: {requests_per_minute: 10, tokens_per_minute: 20001}\n", 4, "10 requests a minute of at most 2,000"),
+        ("default: small\nbudget:\n  monthly_usd: 5\n", 6, "never spent"),
+        ("default: small\nroutes: [{tier: small}]\nbudget: {monthly_usd: 5}\n", 6, "never spent"),
+    ],
+)
+def test_what_never_binds(settings: Settings, tmp_path: Path, body: str, line: int, words: str) -> None:
+    (found,) = settings_advice([made(tmp_path, body)], settings)
+    assert (found.line, found.severity) == (line, "warning")
+    assert words in found.message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "limits: {parallel: 8}\n",
+        "limits: {requests_per_minute: 10, tokens_per_minute: 20000}\n",
+        "limits: {tokens_per_minute: 200000000}\n",
+        "default: small\nfallback: [large]\nbudget: {monthly_usd: 5}\n",
+        "default: medium\nbudget: {monthly_usd: 5}\n",  # it has no model, and falls back to a large one
+        "default: small\nroutes: [{tier: auto}]\nbudget: {monthly_usd: 5}\n",
+        "default: small\nroutes: [{model: theirs}]\nbudget: {monthly_usd: 5}\n",
+    ],
+)
+def test_no_false_alarm(settings: Settings, tmp_path: Path, body: str) -> None:
+    assert settings_advice([made(tmp_path, body)], settings) == []
+
+
+async def test_budgets_against_traffic(database: Database, tmp_path: Path) -> None:
+    today = now_ms() // DAY_MS * DAY_MS
+    rows = [
+        LedgerRow(
+            attempt_id=new_id(), request_id=new_id(), attempt=1, ts_ms=today - day * DAY_MS + 5, policy="p",
+            cost_nanousd=cost,
+        )
+        for day, cost in ((0, 10**12), (1, 4 * 10**9), (2, 2 * 10**9), (40, 10**12))
+    ]  # fmt: skip
+    await database.insert_rows(rows)
+    traffic = await read_traffic(database)
+    assert sorted(cost for _, cost in traffic["p"]) == [2 * 10**9, 4 * 10**9]  # not today, which is not over
+    for usd, words in (("3", "lower than a day's traffic"), ("30", "spends it in 10 days: $3.00 a day"), ("91", "")):
+        found = traffic_advice([made(tmp_path, f"budget: {{monthly_usd: {usd}}}\n")], traffic)
+        assert [words in one.message and one.line == 4 for one in found] == ([True] if words else [])
+    assert traffic_advice([made(tmp_path, "")], traffic) == []
