@@ -30,6 +30,7 @@ Keep = Callable[[bytes], None]
 
 _MOST_BYTES: Final = 1 << 20
 _FORM: Final = Escalate(when=("invalid_json", "invalid_tool_call"))
+_CUT: Final = ("length", "content_filter")  # by the client's limit or by a guardrail: not the model's whole answer
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
@@ -114,14 +115,14 @@ class Watch:
             return
         life, outcomes = self._life, self._services.outcomes
         assert life.asked is not None
-        if self._checked and not any(choice.finish_reason == "length" for choice in said):  # the rest was cut off
+        if self._checked and not any(choice.finish_reason in _CUT for choice in said):
             form = life.asked.payload.get("response_format")
             if any(choice.calls for choice in said) or isinstance(form, dict):
                 found = await examine(_FORM, life.asked, said, None, None, self._services.schemas)
                 outcomes.record(life, found.reason is None, "validation", tier=row.tier, model=row.model)
                 if found.reason is not None:
                     accounting.note("validation", {"tier": row.tier, "model": row.model, "fault": found.reason})
-        if self._audited and len(said) == 1 and not said[0].calls and said[0].finish_reason != "length":
+        if self._audited and len(said) == 1 and not said[0].calls and said[0].finish_reason not in _CUT:
             as_good = await self._audits.compare(life, said[0].text, row.tier)
             if as_good is not None:
                 outcomes.record(life, as_good, "audit", tier=row.tier, model=row.model)

@@ -125,8 +125,9 @@ async def test_what_is_not_learnt_from(tmp_path: Path) -> None:
     async with watched(tmp_path) as found:
         found.wire.say = lambda model, body: "no JSON"
         await found.ask()  # nobody wanted JSON
-        found.wire.finish = "length"
-        await found.ask(response_format=JSON_OBJECT)  # the client's own limit cut it
+        for finish in ("length", "content_filter"):  # the client's own limit cut it, or somebody who looks after it
+            found.wire.finish = finish
+            await found.ask(response_format=JSON_OBJECT)
         await found.ask("zxqv wkjh qqpl mnbvc drtzu", response_format=JSON_OBJECT)  # who knows what it is
         found.wire.finish = "stop"
         await found.ask(response_format=JSON_OBJECT)
