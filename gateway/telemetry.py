@@ -181,8 +181,8 @@ class Metrics:
         )
         self.escalations = Counts(
             "tierline_escalations_total",
-            "Answers that failed a check of the policy, by the tier that gave them, the check, and the tier that was asked"
-            " next or what stood in the way: steps, tier, time, budget.",
+            "Answers that failed a check of the policy: the tier that gave them, the check, and the tier asked next or"
+            " what stood in the way: steps, tier, time, budget.",
             ["tier", "reason", "next"],
             registry,
         )

@@ -86,7 +86,7 @@ class PolicyStore:
         self._thread: threading.Thread | None = None
 
     def _unmeasured(self) -> list[Problem]:
-        """Where the policies ask for a confidence that nobody has measured here: those answers are not checked by it."""
+        """Where the policies ask for a confidence that nobody has measured here: answers are not checked by it."""
         try:
             load(self._directory, self._tiers_served, self._models_served, self._uncalibrated())
         except InvalidFile as error:
