@@ -80,6 +80,8 @@ async def _take(services: Services, life: Life) -> tuple[bytes, list[Header]]:
             if first:
                 policy, version = answered.policy, answered.policy_version
                 services.rollouts.judged(policy, version, answered.key_id, good, "feedback")
+            if learned:
+                services.metrics.outcomes.labels("feedback", given.rating).inc()
     finally:
         life.standing = await services.queue.settle(life.grant.hold_id, 0, 0) or life.standing
     if answered is None and not taken.known:

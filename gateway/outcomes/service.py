@@ -144,10 +144,6 @@ class Outcomes:
             self._metrics.outcomes.labels(outcome.source, "dropped").inc()
             return
         self._waiting.append(outcome)
-        self.count(outcome)
-
-    def count(self, outcome: Outcome) -> None:
-        """For the metric alone."""
         self._metrics.outcomes.labels(outcome.source, "good" if outcome.good else "bad").inc()
 
     def chooser(self, policy: Policy) -> Chooser:

@@ -97,6 +97,8 @@ async def test_a_rating_counts_once_by_any_name_and_is_on_record(
         async with door.services.database.read() as connection:
             found = (await connection.execute(select(notes.c.request_id, notes.c.kind, notes.c.json))).all()
         assert found == [(request_id, "feedback", '{"rating":"good"}')]
+        page = (await door.client.get("/metrics")).text
+        assert 'tierline_outcomes_total{outcome="good",source="feedback"} 1.0' in page
         (counted,) = await store.read(door.services.database, now_ms() // DAY_MS)
         assert (counted.policy, counted.kind, counted.tier, counted.losses) == ("default", "label_text", "small", 0)
         stranger = await door.key(team="others")
