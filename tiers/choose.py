@@ -130,6 +130,6 @@ def _fit_for_tools(tiers: list[str]) -> list[str]:
 def _out_of_distribution(profile: TaskProfile) -> str:
     known = profile.features.get("known_words", 0.0)
     return (
-        f"unlike the training data ({known:.0%} of the words known, best guess {profile.task} at"
-        f" {profile.confidence:.0%}): the policy's default tier"
+        f"unlike the training data (score {profile.unfamiliarity:.2f}: {known:.0%} of the words known, best guess"
+        f" {profile.task} at {profile.confidence:.0%}): the policy's default tier"
     )

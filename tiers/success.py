@@ -8,12 +8,13 @@ next: `choose.py`.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from tiers import TIERS
 from tiers.beta import logit, lower_bound, pool, sigmoid
@@ -62,34 +63,39 @@ class Cell:
         return replace(self, p=(self.p * self.weight + wins) / total, learned=self.learned + wins + losses)
 
 
+class Estimate(NamedTuple):
+    """P(success) of one request at one tier: its mean, and the bound that it reaches with three to one."""
+
+    mean: float
+    lower: float
+
+
 @dataclass(frozen=True, slots=True)
 class _Curve:
-    """What is concluded about one kind, by tier: log-odds of the mean and of the lower bound, neither ever falling."""
+    """What is concluded about one kind; neither mean nor bound ever falls from a tier to a larger one.
 
-    mean: dict[str, float]
-    lower: dict[str, float]
+    Attributes:
+        average: the estimates of an average request of the kind.
+        odds: tier, log-odds of the mean, log-odds of the bound; empty where complexity shifts nothing.
+    """
+
+    average: dict[str, Estimate]
+    odds: tuple[tuple[str, float, float], ...]
 
 
 def _curve(row: Mapping[str, Cell]) -> _Curve:
     """A larger tier is at least as good: where the posteriors say otherwise they are pooled.
 
-    For the same reason what is sure of a tier is sure of every larger one: bounds take the largest so far.
+    For the same reason what is sure of a tier is sure of every larger one: bounds take the largest so far. A kind that
+    began as a judgement is not shifted by complexity: how that matters within it was never measured.
     """
     weights = [row[tier].weight for tier in TIERS]
     means = pool([row[tier].p for tier in TIERS], weights)
-    lower, floor = {}, 0.0
-    for tier, mean, weight in zip(TIERS, means, weights, strict=True):
-        floor = max(floor, lower_bound(mean, weight))
-        lower[tier] = logit(floor)
-    return _Curve({tier: logit(mean) for tier, mean in zip(TIERS, means, strict=True)}, lower)
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """P(success) of one request at one tier: its mean, and the bound that it reaches with three to one."""
-
-    mean: float
-    lower: float
+    bounds = itertools.accumulate(map(lower_bound, means, weights), max)
+    average = {tier: Estimate(mean, lower) for tier, mean, lower in zip(TIERS, means, bounds, strict=True)}
+    if all(cell.source == "prior" for cell in row.values()):
+        return _Curve(average, ())
+    return _Curve(average, tuple((tier, logit(e.mean), logit(e.lower)) for tier, e in average.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,27 +162,23 @@ class SuccessTable:
 
     def kind(self, kind: str, tier: str) -> Estimate:
         """P(success) of an average request of a kind."""
-        curve = self._curves[kind]
-        return Estimate(sigmoid(curve.mean[tier]), sigmoid(curve.lower[tier]))
+        return self._curves[kind].average[tier]
 
     def by_kind(self, profile: TaskProfile) -> list[tuple[float, dict[str, Estimate]]]:
         """What the request may be: the share of each likely kind (they sum to 1), and P(success) if it is that.
 
-        Complexity shifts the log-odds of each kind. A kind whose cells began as a judgement is not shifted: how
-        complexity matters within it was never measured.
+        Complexity shifts the log-odds of each kind where that was measured.
         """
         likely = [(kind, share) for kind, share in profile.kinds.items() if share >= _NEGLIGIBLE]
-        total = sum(share for _, share in likely)
+        total = sum([share for _, share in likely])
         return [(share / total, self._shifted(kind, profile.complexity)) for kind, share in likely]
 
     def _shifted(self, kind: str, complexity: float) -> dict[str, Estimate]:
-        curve, row = self._curves[kind], self.cells[kind]
+        curve = self._curves[kind]
+        if not curve.odds:
+            return curve.average
         shift = self.slope * (complexity - self.complexity[kind])
-        found = {}
-        for tier in TIERS:
-            by = 0.0 if row[tier].source == "prior" else shift
-            found[tier] = Estimate(sigmoid(curve.mean[tier] + by), sigmoid(curve.lower[tier] + by))
-        return found
+        return {tier: Estimate(sigmoid(mean + shift), sigmoid(lower + shift)) for tier, mean, lower in curve.odds}
 
     def p_success(self, profile: TaskProfile, tier: str) -> Estimate:
         """P(success) of this request at one tier, over all that it may be."""

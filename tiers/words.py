@@ -31,8 +31,7 @@ class WordVectors:
     def __init__(self, words: Sequence[str], vectors: NDArray[np.int8], scale: float) -> None:
         self._row = {word: row for row, word in enumerate(words)}
         self._weight = (_SMOOTH / (_SMOOTH + 1 / np.arange(1, len(words) + 1))).astype(np.float32)
-        self._vectors = vectors
-        self._scale = scale
+        self._vectors = vectors * np.float32(scale)
 
     @classmethod
     def load(cls, path: Path = WORDS_FILE) -> WordVectors:
@@ -53,10 +52,10 @@ class WordVectors:
         rows = [row for word in features.words if (row := self._row.get(word)) is not None]
         if rows:
             weight = self._weight[rows]
-            found[:SIZE] = weight @ self._vectors[rows] * (self._scale / weight.sum())
+            found[:SIZE] = weight @ self._vectors[rows] / weight.sum()
         first = [row for term in features.terms if term[0] == "^" and (row := self._row.get(term[1:])) is not None]
         if first:
-            found[SIZE:] = self._vectors[first].mean(axis=0) * self._scale
+            found[SIZE:] = self._vectors[first].sum(axis=0) / len(first)
         return found
 
 
