@@ -293,7 +293,9 @@ def main() -> None:
                 inside[name] += low <= found[name] <= high
             refused = float(forecast["refused_new"])
             rows.append(Row("refused", "forecast", setting, "requests", refused, refused, refused, 1))
-            rows.append(Row("refused", "measured", setting, "requests", *[found["refused"]] * 3, 1))
+            rows.append(
+                Row("refused", "measured", setting, "requests", found["refused"], found["refused"], found["refused"], 1)
+            )
     for name, total in compared.items():
         share = inside[name] / total
         rows.append(Row("inside_the_interval", "tierline", name, "share", share, share, share, total))

@@ -96,7 +96,7 @@ async def read_traffic(database: Database) -> Traffic:
 
 def _models(policy: Policy, settings: Settings) -> set[str]:
     """Models that a policy may choose, fallbacks included; with `auto`, those of every tier."""
-    tiers = {policy.document.default, *policy.document.fallback}
+    tiers: set[str] = {policy.document.default, *policy.document.fallback}
     names = set()
     for rule in policy.rules:
         if rule.route.model is not None:

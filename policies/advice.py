@@ -44,10 +44,10 @@ def warnings_of(document: Document, policy: Policy, leftovers: Sequence[Leftover
                 warn(("audit", key), f"tier '{tier}' has no model: no answer is compared.")
     told: set[str] = set()
     for rule in policy.rules:
-        tier = rule.route.tier
-        if tier and tier != "auto" and tier not in served and tier not in told:
-            told.add(tier)
-            warn(("routes", rule.index, "tier"), f"tier '{tier}' has no model: requests for it fall back.")
+        wanted = rule.route.tier
+        if wanted and wanted != "auto" and wanted not in served and wanted not in told:
+            told.add(wanted)
+            warn(("routes", rule.index, "tier"), f"tier '{wanted}' has no model: requests for it fall back.")
     for path, asked, what in _asked_next(policy):
         if missing := [other for other in asked if other not in served]:
             names = ", ".join(f"'{other}'" for other in missing)

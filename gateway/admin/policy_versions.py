@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 
@@ -64,7 +65,7 @@ ROUTES = [
 ]  # fmt: skip
 
 
-def _line(one: PolicyVersion) -> dict[str, object]:
+def _line(one: PolicyVersion) -> dict[str, Any]:
     return {
         "name": one.name,
         "version": one.version,

@@ -83,7 +83,7 @@ def diff(
     before = _text(settings, old)
     after = _text(settings, new or old.partition("@")[0])
     lines = [text.splitlines(keepends=True) for _, text in (before, after)]
-    found = list(difflib.unified_diff(*lines, before[0], after[0]))
+    found = list(difflib.unified_diff(lines[0], lines[1], before[0], after[0]))
     print("".join(line if line.endswith("\n") else f"{line}\n" for line in found), end="")
     if found:
         raise typer.Exit(Exit.FAILED)

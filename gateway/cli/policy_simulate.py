@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -100,12 +101,17 @@ def _sets(settings: Settings, folder: Path, new: Path) -> tuple[PolicySet, Polic
         before = load(folder, *known)
     except InvalidFile as error:
         fail(f"the policies in force have errors:\n{error}")
+    if new.resolve() in (folder.resolve(), *(path.resolve() for path in files_in(folder))):
+        text = "is what it would be compared with, and in force already: edit a copy elsewhere, or name --policies"
+        fail(f"{new} {text}", Exit.USAGE)
     try:
         if new.is_dir():
             return before, load(new, *known)
-        name = load_file(new, *known)[0].name
-        replaced = {policy.file for policy in before.written if policy.name == name}
-        kept = [path for path in files_in(folder) if str(path) not in replaced and path.resolve() != new.resolve()]
-        return before, load_files([*kept, new], *known)
+        policy = load_file(new, *known)[0]
+        begins = policy.document.valid_from  # one that begins later stands beside the one of now, and is simulated then
+        same = (policy.name, begins)
+        replaced = {other.file for other in before.written if (other.name, other.document.valid_from) == same}
+        after = load_files([*(path for path in files_in(folder) if str(path) not in replaced), new], *known)
+        return before, after if begins is None else after.at(max(begins, datetime.now(UTC)))
     except InvalidFile as error:
         fail(f"the new policies have errors:\n{error}")

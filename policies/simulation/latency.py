@@ -11,7 +11,7 @@ import math
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from policies.simulation.sums import REPLICATES, STEP, Sums, Vector, nothing, pa
 
 LEAST_ANSWERS: Final = 20
 _Steps = Mapping[int, Vector]
+_What = TypeVar("_What", Stratum, int)
 # How much longer a model would answer a request of a stratum than the one that did.
 Factor = Callable[[str, str, Stratum], float]
 
@@ -76,15 +77,15 @@ class Latency:
         return found, untold
 
 
-def _by_model(sums: Sums[tuple[str, object, int]]) -> dict[str, dict[object, dict[int, Vector]]]:
-    found: dict[str, dict[object, dict[int, Vector]]] = defaultdict(lambda: defaultdict(dict))
+def _by_model(sums: Sums[tuple[str, _What, int]]) -> dict[str, dict[_What, dict[int, Vector]]]:
+    found: dict[str, dict[_What, dict[int, Vector]]] = defaultdict(lambda: defaultdict(dict))
     for model, what, at in sums:
         found[model][what][at] = sums.of((model, what, at))
     return found
 
 
 def _candidates(
-    where: Stratum, length: float, strata: Mapping[object, _Steps], lengths: Mapping[object, _Steps]
+    where: Stratum, length: float, strata: Mapping[Stratum, _Steps], lengths: Mapping[int, _Steps]
 ) -> Iterator[tuple[list[_Steps], float]]:
     """Answers of a model that may tell, from the likest on, and how doubtful that is."""
     yield [strata[where]] if where in strata else [], DOUBT[CLOSE]

@@ -105,9 +105,9 @@ def _mix(done: Simulation, which: int, order: list[str]) -> list[Mix]:
     for side in SIDES:
         for names, requests in done.served(side).items():
             shares[side][names[which]] = shares[side].get(names[which], nothing()) + requests
-    names = {*shares["old"], *shares["new"]}
+    every = {*shares["old"], *shares["new"]}
     found = []
-    for name in [name for name in order if name in names] + sorted(names.difference(order)):
+    for name in [name for name in order if name in every] + sorted(every.difference(order)):
         old, new = (of_the_next(ratio(shares[side].get(name, nothing()), _all(done, side))) for side in SIDES)
         found.append(Mix(name=name, old=old, new=new))
     return found

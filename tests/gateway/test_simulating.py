@@ -186,10 +186,17 @@ async def test_the_command(settings: Settings, tmp_path: Path) -> None:
     assert [one["exceeded"] for one in report["thresholds"]] == [True, False]
     assert report["changed"] > 20
     assert len(report["most_changed"]) == 10
-    nothing = run(tmp_path, "policy", "simulate", "policies", "--fail-if", "changed>0")
+    later = new.read_text().replace("owner:", "valid_from: 2040-01-01T00:00:00Z\nowner:")
+    (tmp_path / "later.yaml").write_text(later)
+    scheduled = run(tmp_path, "policy", "simulate", "later.yaml", "--json")
+    assert json.loads(scheduled.stdout)["changed"] == report["changed"], scheduled.stderr
+    write(tmp_path / "same", all=policy("all", RULES))
+    nothing = run(tmp_path, "policy", "simulate", "same", "--fail-if", "changed>0")
     assert nothing.returncode == 0, nothing.stdout
     for arguments, code, words in (
         (["none.yaml"], 2, "does not exist"),
+        (["policies"], 2, "in force already"),
+        (["policies/all.yaml"], 2, "in force already"),
         (["new.yaml", "--fail-if", "costs>1"], 2, "is no threshold"),
         (["new.yaml", "--since", "yesterday"], 2, "yesterday"),
         (["new.yaml", "--since", "2020-01-01", "--until", "2020-01-02"], 1, "no request is on record"),
