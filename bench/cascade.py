@@ -1,6 +1,6 @@
 """Cascades against fixed tiers, and what a curve makes of the engine's log-probabilities.
 
-    python -m bench.cascade --data DIR [--model var/models/smollm2-135m] [--prompts 400] [--without-engine]
+    python -m bench.cascade --data DIR [--model var/models/smollm2-135m] [--prompts 800] [--without-engine]
 
 The first part plays cascades over public answers that are known to be right or wrong (`zeroeval_correctness`: GSM8K,
 CRUXEval, MATH level 5; 2B to 72B): begin at the smallest, stop at the first answer that the check lets pass. The check
@@ -30,7 +30,7 @@ import numpy as np
 
 from bench.engine import DEFAULT_MODEL, EngineProcess
 from bench.report import Row, report
-from gateway.escalating.calibrating import Example, measure, observe
+from gateway.escalating.calibrating import Example, Observed, measure, observe
 
 # Per benchmark: the models of a cascade with their billions of parameters.
 _QWEN: Final = tuple((f"Qwen2.5-{size}B-Instruct", real) for size, real in ((3, 3.1), (7, 7.6), (32, 32.5), (72, 72.7)))
@@ -148,8 +148,13 @@ async def measured(data: Path, model: Path, count: int) -> list[Row]:
         observed = await observe(engine.url, None, "bench", examples, **options)
     finally:
         engine.stop()
+    return told(observed, f"{model.name}, {len(observed)} headlines")
+
+
+def told(observed: Sequence[Observed], setting: str) -> list[Row]:
+    """What a curve makes of these answers."""
     found = measure("bench", observed)
-    curve, setting = found.curve, f"{model.name}, {len(observed)} headlines"
+    curve = found.curve
     accuracy = 100 * curve.right / curve.examples
     rows = [
         Row.of("accuracy", "engine", setting, "%", [accuracy]),
@@ -168,7 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=os.environ.get("TIERLINE_DATA"), help="default: $TIERLINE_DATA")
     parser.add_argument("--model", type=Path, default=DEFAULT_MODEL)
-    parser.add_argument("--prompts", type=int, default=400)
+    parser.add_argument("--prompts", type=int, default=800)
     parser.add_argument("--without-engine", action="store_true", help="the simulated part only")
     options = parser.parse_args()
     if options.data is None:
