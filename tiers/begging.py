@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Iterator
 from typing import Final
 
 _EFFORT: Final = re.compile(
     r"\b(?:(?:(?:let's )?(?:think|reason|explain|work|go) (?:(?:it|this|about it|through it) )?)?step[- ]by[- ]step"
-    r"|take a deep breath|think (?:very )?(?:carefully|hard|deeply)|after careful thought|pros and cons"
-    r"|be (?:very )?(?:thorough|precise|careful)|this is (?:very |extremely )?important(?: to (?:me|my career))?"
-    r"|put you(?:r)? final answer in \\boxed\{[^}]*\}|i(?:'ll| will) tip you \$?\d+)",
+    r"|take a deep breath|think (?:very )?(?:carefully|hard|deeply)|after careful thought"
+    r"|(?:give |list |weigh )?(?:the )?pros and cons|be (?:very )?(?:thorough|precise|careful)"
+    r"|this is (?:very |extremely )?important(?: to (?:me|my career))?"
+    r"|put you(?:r)? final answer in \\boxed\{[^}]*\}|i(?:'ll| will) tip you \$?\d+)"
+    r"[\s.,;!]*",
     re.IGNORECASE,
 )
 # A cheap look before the expensive one: none of these words, none of those phrases.
@@ -23,6 +26,7 @@ _SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+|\n+")
 # This many words in a row without a mark and without a word of grammar are a heap.
 _HEAP: Final = 7
 _RUN: Final = bytes(_HEAP)
+_INSISTENT: Final = 3
 _GRAMMAR_WORDS: Final = """
     a an the this that these those my your his her its our their of to in on at by for from with without into over
     under about between after before than as and or but if so because while when where which who whom whose what why how
@@ -42,7 +46,7 @@ def without(text: str) -> str:
         lowered = text.lower()
     words = lowered.split()
     if len(set(words)) < 0.5 * len(words):
-        text = _once(text)
+        text = _once(text) or text
         words = text.lower().split()
     if _RUN in bytes(map(_GRAMMAR.__contains__, words)):
         text = _without_heaps(text) or text
@@ -50,9 +54,17 @@ def without(text: str) -> str:
 
 
 def _once(text: str) -> str:
-    """Every sentence or line once, and no word twice in a row."""
-    parts = dict.fromkeys(part.strip() for part in _SENTENCE_END.split(text))
-    return "\n".join(" ".join(next(run) for _, run in itertools.groupby(part.split(), str.lower)) for part in parts)
+    """Every sentence or line once, nothing that is part of another one, and no word three times in a row."""
+    parts = dict.fromkeys(" ".join(_run_free(part)) for part in _SENTENCE_END.split(text))
+    return "\n".join(part for part in parts if not any(part in other for other in parts if other != part))
+
+
+def _run_free(part: str) -> Iterator[str]:
+    """The words of a part; what is said three times in a row is not there at all."""
+    for _, run in itertools.groupby(part.split(), str.lower):
+        words = list(run)
+        if len(words) < _INSISTENT:
+            yield from words
 
 
 def _bare(word: str) -> bool:

@@ -25,9 +25,9 @@ _NEGLIGIBLE: Final = 0.005  # kinds less likely than this are left out of the mi
 Source = Literal["measured", "interpolated", "prior"]
 
 # How many own outcomes each beginning is worth. However often a reference model was tried, yours is another one: models
-# of one size class differ by about 0.35 in the log-odds of a kind, as much as the chance in some 40 trials
-# (`make bench-routing`, `spread_between_models`). Judgement gives way to a dozen.
-PRIOR_WEIGHT: Final[dict[Source, float]] = {"measured": 40.0, "interpolated": 20.0, "prior": 12.0}
+# of one size class differ in a kind by about as much as chance does in 30 trials (`make bench-routing`,
+# `worth_of_another_model`). Judgement gives way to a dozen.
+PRIOR_WEIGHT: Final[dict[Source, float]] = {"measured": 30.0, "interpolated": 20.0, "prior": 12.0}
 
 
 @dataclass(frozen=True, slots=True)
