@@ -10,7 +10,7 @@ from gateway.batches.line import ENDPOINTS
 from gateway.batches.record import STATUSES
 from gateway.dialects.openai_responses import MAX_NAME, MAX_PAIRS, MAX_VALUE
 from gateway.files.routes import LEAST_KEPT_S, MOST_KEPT_S, MOST_LISTED
-from gateway.files.store import SHOWN
+from gateway.files.store import PURPOSES
 
 _TEXT: Json = {"type": "string"}
 _COUNT: Json = {"type": "integer", "minimum": 0}
@@ -72,7 +72,7 @@ def paths(errors: Errors, headers: Headers) -> dict[str, Json]:
         query={
             "after": _AFTER, "limit": limit(MOST_LISTED, MOST_LISTED),
             "order": ("Which end comes first.", {"enum": ["asc", "desc"], "default": "desc"}),
-            "purpose": ("Only these.", {"enum": list(SHOWN)}),
+            "purpose": ("Only these.", {"enum": list(PURPOSES)}),
         },
     )  # fmt: skip
     bytes_of: Json = {"type": "string", "format": "binary"}
@@ -142,7 +142,7 @@ def schemas() -> dict[str, Json]:
     }
     file = _object(
         id=_TEXT, object={"const": "file"}, bytes=_COUNT, created_at=_COUNT, expires_at=_TIME, filename=_TEXT,
-        purpose={"enum": list(SHOWN)}, status={"const": "processed"},
+        purpose={"enum": list(PURPOSES)}, status={"const": "processed"},
     )  # fmt: skip
     times = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
     batch = _object(

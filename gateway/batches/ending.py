@@ -102,7 +102,7 @@ async def _keep_unasked(files: FileStore, results: Results, batch: Batch, to: St
         except Wrong:
             continue  # it was never checked
         if line is not None:
-            body = unasked_line(batch, line.custom_id, code, message)
+            body = unasked_line(line.custom_id, code, message)
             held.append(Result(batch_id=batch.id, line=number, ok=False, body=body))
         if len(held) >= _HELD:
             await results.put_all(held)

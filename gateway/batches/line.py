@@ -20,7 +20,6 @@ from gateway import pipeline
 from gateway.access.limits import Admission, BudgetExhausted, Grant, Refused
 from gateway.batches.checking import Line as Asking
 from gateway.batches.results import Result
-from gateway.dialects.anthropic_messages import MESSAGES
 from gateway.dialects.dialect import Asked, Dialect, Writer
 from gateway.dialects.errors import BadRequest, GatewayError
 from gateway.dialects.openai_chat import CHAT
@@ -43,8 +42,6 @@ ENDPOINTS: Final[Mapping[str, Dialect]] = {
     "/v1/embeddings": EMBEDDINGS,
     "/v1/responses": RESPONSES,
 }
-MESSAGES_ENDPOINT: Final = "/v1/messages"
-_DIALECTS: Final[Mapping[str, Dialect]] = {**ENDPOINTS, MESSAGES_ENDPOINT: MESSAGES}
 # A budget that only running requests stand in the way of says to come back so soon.
 _SOON_S: Final = 1.0
 
@@ -75,7 +72,7 @@ class Line:
         answered = _Answered(self, put)
         exchange = Exchange(self._scope(), answered.receive, answered.send)
         self._exchange = exchange
-        dialect = _Kept(_DIALECTS[self.batch.endpoint], answered)
+        dialect = _Kept(ENDPOINTS[self.batch.endpoint], answered)
         life = Life(exchange, dialect, exchange.request_id, patient=True, line=self, principal=principal)
         answered.request_id = exchange.request_id
         try:
@@ -165,12 +162,7 @@ class _Answered:
 
     def _result(self, ok: bool, status: int, body: bytes, usage: Mapping[str, int]) -> Result:
         line = self._line
-        if line.batch.endpoint == MESSAGES_ENDPOINT:
-            said = msgspec.Raw(_one_line(body))
-            result = {"type": "succeeded", "message": said} if ok else {"type": "errored", "error": said}
-            written = _encode({"custom_id": line.asking.custom_id, "result": result})
-        else:
-            written = output_line(line.asking.custom_id, status, self.request_id, body)
+        written = output_line(line.asking.custom_id, status, self.request_id, body)
         return Result(batch_id=line.batch.id, line=line.asking.number, ok=ok, body=written + b"\n", **usage)
 
 
@@ -226,11 +218,8 @@ def output_line(custom_id: str, status: int, request_id: str, body: bytes) -> by
     return _encode({"id": _id(), "custom_id": custom_id, "response": response, "error": None})
 
 
-def unasked_line(batch: Batch, custom_id: str, code: str, message: str) -> bytes:
+def unasked_line(custom_id: str, code: str, message: str) -> bytes:
     """A line of the error file for a request that was not asked before its batch ended."""
-    if batch.endpoint == MESSAGES_ENDPOINT:
-        kind = "canceled" if code == "batch_cancelled" else "expired"
-        return _encode({"custom_id": custom_id, "result": {"type": kind}}) + b"\n"
     error = {"code": code, "message": message}
     return _encode({"id": _id(), "custom_id": custom_id, "response": None, "error": error}) + b"\n"
 
@@ -256,8 +245,6 @@ class _Usage(msgspec.Struct):
     completion_tokens: int | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
-    cache_read_input_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
     completion_tokens_details: _Details | None = None
     input_tokens_details: _Details | None = None
@@ -282,12 +269,9 @@ def _usage(body: bytes) -> dict[str, int]:
         return {}
     before = said.prompt_tokens_details or said.input_tokens_details or _NOTHING
     after = said.completion_tokens_details or said.output_tokens_details or _NOTHING
-    aside = (said.cache_read_input_tokens or 0) + (
-        said.cache_creation_input_tokens or 0
-    )  # Anthropic's count these apart
     found = {
-        "input_tokens": (said.prompt_tokens or said.input_tokens or 0) + aside,
-        "cached_input_tokens": before.cached_tokens or said.cache_read_input_tokens or 0,
+        "input_tokens": said.prompt_tokens or said.input_tokens or 0,
+        "cached_input_tokens": before.cached_tokens or 0,
         "output_tokens": said.completion_tokens or said.output_tokens or 0,
         "reasoning_tokens": after.reasoning_tokens or 0,
     }

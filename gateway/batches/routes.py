@@ -33,7 +33,7 @@ PREFIX: Final = "/v1/batches/"
 _MOST_BYTES: Final = 64 * 1024
 _PAGE, _MOST_LISTED = 20, 100
 # Headers that each line is asked with, as they came with the batch.
-_FOR_LINES: Final = ("x-tierline-tags", "x-tierline-tier", "x-tierline-cache", "cache-control", "anthropic-beta")
+_FOR_LINES: Final = ("x-tierline-tags", "x-tierline-tier", "x-tierline-cache", "cache-control")
 
 
 class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
@@ -89,9 +89,7 @@ async def listed(services: Services, exchange: Exchange) -> None:
     given = query(exchange, ("after", "limit"))
     limit, after = limit_of(given, _PAGE, _MOST_LISTED), after_of(given)
     with said():
-        found = await services.batches.store.page(
-            project_id=principal.project_id, endpoints=list(ENDPOINTS), after=after, limit=limit + 1
-        )
+        found = await services.batches.store.page(project_id=principal.project_id, after=after, limit=limit + 1)
     page = [batch.shown() for batch in found[:limit]]
     ends = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
     await answer(exchange, {"object": "list", "data": page, **ends, "has_more": len(found) > limit})
@@ -135,14 +133,13 @@ def new_batch(
     input_file_id: str,
     headers: Mapping[str, str],
     *,
-    prefix: str = "batch_",
     metadata: str | None = None,
     output_expires_s: int | None = None,
 ) -> Batch:
     """A batch of this key, with nothing done yet."""
     now = now_ms()
     return Batch(
-        id=f"{prefix}{new_id().replace('-', '')}",
+        id=f"batch_{new_id().replace('-', '')}",
         organisation_id=principal.organisation_id,
         project_id=principal.project_id,
         key_id=principal.key_id,
@@ -198,7 +195,7 @@ def line_headers(exchange: Exchange, principal: Principal) -> dict[str, str]:
 
 
 def _known(batch: Batch | None, id: str) -> Batch:
-    if batch is None or batch.endpoint not in ENDPOINTS:
+    if batch is None:
         raise NotFound(f"There is no batch '{id[:100]}' here.", code="batch_not_found")
     return batch
 

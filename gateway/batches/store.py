@@ -66,7 +66,6 @@ class BatchStore:
         *,
         project_id: str | None = None,
         organisation_id: str | None = None,
-        endpoints: Collection[str] | None = None,
         statuses: Collection[str] | None = None,
         after: str | None = None,
         limit: int,
@@ -77,8 +76,6 @@ class BatchStore:
             wanted.append(batches.c.project_id == project_id)
         if organisation_id is not None:
             wanted.append(batches.c.organisation_id == organisation_id)
-        if endpoints is not None:
-            wanted.append(batches.c.endpoint.in_(endpoints))
         if statuses is not None:
             wanted.append(batches.c.status.in_(statuses))
         if after is not None:

@@ -113,7 +113,7 @@ async def find_file(services: Services, principal: Principal, id: str) -> File:
     """A file of the key's project. Raises NotFound, Unavailable."""
     with said():
         file = await services.files.get(principal.project_id, id) if id.startswith("file-") else None
-    if file is None or file.purpose not in ("batch", "batch_output"):
+    if file is None:
         raise NotFound(f"There is no file '{id[:100]}' here; it may have expired.", code="file_not_found")
     return file
 

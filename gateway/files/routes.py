@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from backends.protocol import whole_number
 from gateway.dialects.errors import BadRequest, GatewayError, NotFound
 from gateway.files.asking import after_of, answer, caller, find_file, id_of, invalid, limit_of, query, said, send_file
-from gateway.files.store import SHOWN, FileInUse
+from gateway.files.store import PURPOSES, FileInUse
 from gateway.files.upload import FRAMING_BYTES, read_form
 from gateway.http import Exchange
 
@@ -54,7 +54,7 @@ async def listed(services: Services, exchange: Exchange) -> None:
     order, purpose = given.get("order", "desc"), given.get("purpose")
     if order not in ("asc", "desc"):
         raise invalid("must be asc or desc", "order")
-    purposes = [one for one in SHOWN if purpose in (None, one)]  # of any other purpose there is none
+    purposes = [one for one in PURPOSES if purpose in (None, one)]  # of any other purpose there is none
     with said():
         found = await services.files.page(
             principal.project_id, purposes=purposes, after=after, limit=limit + 1, newest_first=order == "desc"

@@ -27,9 +27,8 @@ logger = logging.getLogger("tierline.files")
 DAY_MS: Final = 86_400_000
 PATIENCE_S: Final = 10.0
 PURGE_INTERVAL_S: Final = 600.0
-# Purposes of files that clients see; `message_batch` is how the requests of Anthropic's batches are kept.
-Purpose = Literal["batch", "batch_output", "message_batch"]
-SHOWN: Final = ("batch", "batch_output")
+Purpose = Literal["batch", "batch_output"]
+PURPOSES: Final[tuple[Purpose, ...]] = ("batch", "batch_output")
 # Statuses of batches that still need their files.
 UNFINISHED: Final = ("validating", "in_progress", "finalizing", "cancelling")
 _PURGED_AT_ONCE: Final = 100
@@ -164,7 +163,7 @@ class FileStore:
             FileInUse: a batch needs it.
             FilesUnavailable: see there.
         """
-        own = (files.c.id == id) & (files.c.project_id == project_id) & files.c.purpose.in_(SHOWN) & files.c.complete
+        own = (files.c.id == id) & (files.c.project_id == project_id) & files.c.complete
 
         async def hide() -> bool:
             async with self._database.write() as connection:
