@@ -46,7 +46,7 @@ COMMANDS = (
     Command("keys", "gateway.cli.keys:app", "Create, list, change, rotate and revoke API keys.", _USE),
     Command("owners", "gateway.cli.owners:app", "Organisations, teams, projects: limits, budgets, usage.", _USE),
     Command("admin", "gateway.cli.admin:app", "Keys of the admin API, and the audit log.", _USE),
-    Command("policy", "gateway.cli.policy:app", "Check, test, simulate and explain routing policies.", _USE, private=False),
+    Command("policy", "gateway.cli.policy:app", "Check, test, simulate and explain policies.", _USE, private=False),
     Command("batches", "gateway.cli.batches:app", "Batches of requests: list, show, cancel.", _USE),
     Command("cost", "gateway.cli.cost:app", "What was spent, by team, model, tier, day.", _USE),
     Command("tiers", "gateway.cli.tiers:app", "How good tiers are, and what they cost.", _USE),

@@ -1,7 +1,7 @@
 """Every policy that was ever in force, as it was written: name, version, text, and from when to when it was seen.
 
-Decisions and ledger rows name a policy with its version; here is what that said. Rows are added and their `last_seen_ms`
-moves; nothing is deleted.
+Decisions and ledger rows name a policy with its version; here is what that said. Rows are added and their
+`last_seen_ms` moves; nothing is deleted.
 """
 
 from __future__ import annotations

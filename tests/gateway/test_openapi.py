@@ -158,7 +158,8 @@ def schema(gateway: Running) -> Any:
             body["model"] = "vectors" if "embeddings" in context.operation.path else "mock"
         if isinstance(body, dict) and isinstance(body.get("previous_response_id"), str):
             body["previous_response_id"] = "resp_none" if len(body["previous_response_id"]) % 4 == 3 else kept
-        if isinstance(body, dict) and isinstance(body.get("input_file_id"), str) and len(body["input_file_id"]) % 4 != 3:
+        given = body.get("input_file_id") if isinstance(body, dict) else None
+        if isinstance(given, str) and len(given) % 4 != 3:
             body["input_file_id"] = file
         return body
 
