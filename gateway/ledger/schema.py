@@ -177,8 +177,8 @@ notes = Table(
     Index(None, "kind", "ts_ms"),
 )
 
-# What answers came to, summed over a day (UTC, days since 1970): wins and losses of a model's tier at a kind of
-# request, by where it is known from. Fractions, since a request is a mixture of kinds. Counters, unlike ledger and notes.
+# What answers came to, summed over a day (UTC, days since 1970): wins and losses of a tier at a kind of request, by
+# where it is known from. Fractions, since a request is a mixture of kinds. Counters, unlike ledger and notes.
 outcomes = Table(
     "outcomes",
     metadata,
