@@ -115,8 +115,8 @@ def test_explain_tells_the_decision_and_the_attempts(config: Path) -> None:
         "    tier    model     P  at least  outcomes    cost $\n"
         "    small   m0     0.26      0.24       2.5  0.000998  answered: may fail: at least 0.24 is below the target"
         " 0.80\n"
-        "    large   -      0.90      0.85         -         -  the smallest that is good enough, but no model of it could"
-        " serve\n"
+        "    large   -      0.90      0.85         -         -  the smallest that is good enough, but no model of it"
+        " could serve\n"
         "    xlarge  m9     0.93      0.90         -   0.00998  good enough, and larger than it takes\n",
         "1000 in (10 cached), 7 out",
         "$1.00 at v@1",
