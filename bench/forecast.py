@@ -282,8 +282,9 @@ def main() -> None:
     inside: Counter[str] = Counter()
     compared: Counter[str] = Counter()
     for number in range(given.runs):
-        for change in CHANGES:
-            forecast, found = asyncio.run(experiment(change, given.requests, number))
+        for index, change in enumerate(CHANGES):
+            # Other traffic each time: what is unlucky once shall not be so in every row.
+            forecast, found = asyncio.run(experiment(change, given.requests, number * len(CHANGES) + index))
             setting = f"{change}, run {number + 1}"
             for name, (value, low, high) in told(forecast).items():
                 unit = {"cost_per_request": "nano-dollars", "latency_p50": "ms", "latency_p95": "ms"}.get(name, "share")

@@ -32,7 +32,7 @@ Traffic = Mapping[str, Sequence[tuple[int, int]]]
 
 def settings_advice(policies: Iterable[Policy], settings: Settings) -> list[Problem]:
     """Limits that never bind, and budgets that nothing is charged to."""
-    book = PriceBook(settings)
+    book: PriceBook | None = None  # made where a budget asks for it: it warns of models without a price
     longest = max((m.context_length for m in settings.models.values() if m.kind == "chat"), default=0)
     found = []
     for policy in policies:
@@ -48,8 +48,10 @@ def settings_advice(policies: Iterable[Policy], settings: Settings) -> list[Prob
                 f" {each * longest:,}."
             )
             found.append(_warning(policy, ("limits", "tokens_per_minute"), text))
-        models = _models(policy, settings)
-        if policy.budget is not None and models and all(_free(book, model) for model in models):
+        if policy.budget is None:
+            continue
+        book, models = book or PriceBook(settings), _models(policy, settings)
+        if models and all(_free(book, model) for model in models):
             text = "never spent: no model that this policy may choose has a price in tierline.yaml."
             found.append(_warning(policy, ("budget", "monthly_usd"), text))
     return found

@@ -35,7 +35,8 @@ def known(gateway: Running) -> dict[str, str]:
         return str(page["data"][0]["id"])
 
     ids = {kind: first(kind) for kind in ("organisation", "team", "project", "key")}
-    return {**ids, "request": answer.headers["x-request-id"], "policy": "default"}
+    in_force = gateway.client.get("/admin/v1/policies/default", headers=gateway.admin_headers()).json()["version"]
+    return {**ids, "request": answer.headers["x-request-id"], "policy": "default", "version": in_force}
 
 
 def schema(known: dict[str, str]) -> Any:
