@@ -229,6 +229,7 @@ async def test_answers_are_as_described(door: FrontDoor) -> None:
     parts = {
         "organisation": made["organisation_id"], "team": made["team_id"], "project": made["project_id"],
         "key": made["id"], "request": request_id, "policy": "default",
+        "version": door.services.policies.current.named("default").version,
     }  # fmt: skip
     refusals: set[str] = set()
     for route in sorted(ADMIN_ROUTES, key=lambda route: route.path.endswith("/revoke")):  # that last
