@@ -60,7 +60,7 @@ from gateway.settings import Settings
 from gateway.telemetry import Metrics
 from gateway.tracing import Tracing
 from policies.watch import PolicyStore, Reload
-from tiers.task import TaskClassifier
+from tiers.task import TaskClassifier, default_classifier
 
 if TYPE_CHECKING:
     from gateway.access.counters_shared import SharedLimiter
@@ -150,7 +150,7 @@ class Services:
         self.prices = PriceBook(settings)
         self.descriptions = Descriptions(settings, self.prices)
         self.model_defaults = {name: model_defaults(settings, name) for name in settings.models}
-        self.classifier = TaskClassifier.load()
+        self.classifier = default_classifier()  # which the examples of policies use, too
         folder, tiers, models = settings.policies_dir, settings.tiers_served(), settings.models.keys()
         unmeasured = partial(confidence.uncalibrated, settings)
         opened = partial(PolicyStore, folder, tiers, models, self._policies_reloaded, uncalibrated=unmeasured)
