@@ -10,9 +10,9 @@ from policies.simulation.recorded import Recorded
 # Task ("" where the classifier was not asked), and the power of four of the prompt's length.
 Stratum = tuple[str, int]
 
-# What a figure of another model rests on: like requests, requests of the task (or answers as long), all that there are,
-# nothing. By how much it may be off for that reason alone, as the standard deviation of its logarithm: judgement, on
-# the careful side; `make bench-forecast` shows what comes of it.
+# What a figure of another model rests on: like requests, requests of the task, all that there are, nothing. By how much
+# it may be off for that reason alone, as the standard deviation of its logarithm: judgement, on the careful side;
+# `make bench-forecast` shows what comes of it.
 CLOSE, TASK, ANY, NOTHING = 0, 1, 2, 3
 DOUBT: Final = (0.0, 0.15, 0.3, 0.6)
 
