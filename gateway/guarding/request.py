@@ -16,8 +16,6 @@ from policies.guards import Guard, Guards
 if TYPE_CHECKING:
     from gateway.services import Services
 
-CODE = "content_blocked"
-
 
 def guards_of(life: Life) -> Guards | None:
     """The guardrails that count for a request."""
@@ -47,7 +45,7 @@ async def guard_request(services: Services, life: Life, accounting: Accounting) 
     report(services, life, accounting, "before", findings)
     if (guard := findings.denied) is not None:
         said = guard.rule.message or f"The guardrail '{guard.rule.name}' of the policy does not let this request pass."
-        raise BadRequest(said, code=CODE, param=asked.input_field)
+        raise BadRequest(said, code="content_blocked", param=asked.input_field)
 
 
 def report(services: Services, life: Life, accounting: Accounting, side: Side, findings: Findings) -> None:

@@ -36,7 +36,16 @@ def known(gateway: Running) -> dict[str, str]:
 
     ids = {kind: first(kind) for kind in ("organisation", "team", "project", "key")}
     in_force = gateway.client.get("/admin/v1/policies/default", headers=gateway.admin_headers()).json()["version"]
-    return {**ids, "request": answer.headers["x-request-id"], "policy": "default", "version": in_force}
+    request = {"request": answer.headers["x-request-id"], "policy": "default", "version": in_force}
+    return {**ids, **request, "batch": _batch(gateway.client, gateway.headers(), asked)}
+
+
+def _batch(client: httpx.Client, headers: dict[str, str], body: dict[str, Any]) -> str:
+    line = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body})
+    upload = {"file": ("lines.jsonl", line.encode())}
+    file = client.post("/v1/files", data={"purpose": "batch"}, files=upload, headers=headers).json()["id"]
+    wanted = {"input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    return str(client.post("/v1/batches", json=wanted, headers=headers).json()["id"])
 
 
 def schema(known: dict[str, str]) -> Any:

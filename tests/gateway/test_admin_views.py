@@ -142,7 +142,7 @@ async def test_models_backends_and_policies(door: FrontDoor, upstream: MockUpstr
     assert backend["models"] == ["mock"]
     assert backend["replicas"][0] | {"outstanding": 0} == {
         "base_url": upstream.base_url, "state": "healthy", "outstanding": 0, "failures": 0, "requests_total": 1,
-        "failures_total": 0, "back_in_s": 0.0, "last_error": None,
+        "failures_total": 0, "back_in_s": 0.0, "last_error": None, "work_tokens": 0,
     }  # fmt: skip
     in_force = await someone.get("policies")
     assert in_force["version"] == door.services.policies.version
@@ -229,7 +229,7 @@ async def test_answers_are_as_described(door: FrontDoor) -> None:
     parts = {
         "organisation": made["organisation_id"], "team": made["team_id"], "project": made["project_id"],
         "key": made["id"], "request": request_id, "policy": "default",
-        "version": door.services.policies.current.named("default").version,
+        "version": door.services.policies.current.named("default").version, "batch": await _batch(door),
     }  # fmt: skip
     refusals: set[str] = set()
     for route in sorted(ADMIN_ROUTES, key=lambda route: route.path.endswith("/revoke")):  # that last
@@ -245,7 +245,17 @@ async def test_answers_are_as_described(door: FrontDoor) -> None:
         jsonschema.validate(response.json(), schema, jsonschema.Draft202012Validator)
         if response.status_code >= 300:
             refusals.add(route.path)
-    assert refusals == {"/admin/v1/cache", "/admin/v1/cache/purge"}  # it is off here
+    # The cache is off here, and nothing is being rolled out.
+    assert refusals == {"/admin/v1/cache", "/admin/v1/cache/purge", "/admin/v1/rollouts/{policy}"}
+
+
+async def _batch(door: FrontDoor) -> str:
+    body = {"model": "mock", "messages": [{"role": "user", "content": "a"}]}
+    line = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body})
+    upload = {"file": ("lines.jsonl", line.encode())}
+    file = await door.client.post("/v1/files", data={"purpose": "batch"}, files=upload, headers=door.headers())
+    wanted = {"input_file_id": file.json()["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    return str((await door.client.post("/v1/batches", json=wanted, headers=door.headers())).json()["id"])
 
 
 async def test_the_database_of_reports_is_read_only_once_open(door: FrontDoor) -> None:
