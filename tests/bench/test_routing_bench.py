@@ -7,13 +7,13 @@ from pathlib import Path
 
 import bench.routing as routing
 from bench.report import RESULTS
-from bench.routing_judges import interval
+from bench.routing_judges import Keywords, interval
 from bench.routing_strange import gaming_rows
 from tiers.task import default_classifier
 
 
 def test_the_baseline_is_not_a_straw_man() -> None:
-    words = routing.Keywords()
+    words = Keywords()
     assert words.task("Translate this to French") == "translation"
     assert words.task("Fix the bug in my Python function") == "coding"
     assert words.tier("hi") == "small"
