@@ -29,9 +29,10 @@ _MOST_ODDS: Final = 20.0  # of a fault: beyond, the tier is no good, by how much
 
 # Up to this many days an outcome counts so much; older ones are forgotten. Models and traffic change.
 AGES: Final = ((7, 1.0), (30, 0.5), (90, 0.25))
-# Outcomes of other policies: worth a quarter, and no single policy adds more than so many to a kind and tier.
+# Outcomes of other policies: worth a quarter, and no single policy adds more than so many to a kind and tier, from all
+# sources together. The weakest shipped cell counts as 12, so a policy that means ill outweighs no other's beginning.
 OTHERS_WEIGHT: Final = 0.25
-MOST_OF_ANOTHER: Final = 20.0
+MOST_OF_ANOTHER: Final = 4.0
 # What one key may add in a day, from each source: nobody alone moves the table for everybody.
 MOST_OF_A_KEY: Final = 100
 
@@ -51,16 +52,27 @@ class Counted(NamedTuple):
 
 def of_policy(counted: Iterable[Counted], policy: str) -> dict[tuple[Source, str, str], tuple[float, float]]:
     """Wins and losses by source, kind and tier as this policy sees them: its own, and a part of the others'."""
-    seen: dict[tuple[Source, str, str], tuple[float, float]] = {}
-    for item in counted:
-        share = 1.0
+    given = list(counted)
+    of_another: dict[tuple[str, str, str], float] = {}
+    for item in given:
         if item.policy != policy:
-            total = item.wins + item.losses
-            share = min(OTHERS_WEIGHT, MOST_OF_ANOTHER / total) if total else 0.0
+            of = (item.policy, item.kind, item.tier)
+            of_another[of] = of_another.get(of, 0.0) + _bounded(item)
+    seen: dict[tuple[Source, str, str], tuple[float, float]] = {}
+    for item in given:
+        share, total = 1.0, item.wins + item.losses
+        if item.policy != policy:
+            all_sources = of_another[item.policy, item.kind, item.tier]
+            share = _bounded(item) / total * min(1.0, MOST_OF_ANOTHER / all_sources) if total else 0.0
         at = (item.source, item.kind, item.tier)
         wins, losses = seen.get(at, (0.0, 0.0))
         seen[at] = (wins + share * item.wins, losses + share * item.losses)
     return seen
+
+
+def _bounded(item: Counted) -> float:
+    """What another policy's outcomes of one source come to. Bounded before the sum: many passes hide no ratings."""
+    return min(OTHERS_WEIGHT * (item.wins + item.losses), MOST_OF_ANOTHER)
 
 
 def evidence(

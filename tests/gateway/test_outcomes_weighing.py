@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.outcomes.service import SHIPPED, learned
-from gateway.outcomes.weighing import MOST_OF_ANOTHER, Counted, Source, evidence, of_policy
+from gateway.outcomes.weighing import MOST_OF_ANOTHER, SOURCES, Counted, Source, evidence, of_policy
 from tiers.success import default_table
 
 KIND, TIER = "exam_question", "small"
@@ -24,9 +24,23 @@ def test_own_outcomes_count_whole_and_others_a_quarter() -> None:
     assert evidence(of_policy([counted(8, 2)], "theirs"), STRENGTH) == {CELL: (2.0, 0.5)}
 
 
+def test_ratings_of_another_policy_are_not_hidden_by_its_passes() -> None:
+    seen = of_policy([counted(0, 1e6, policy="theirs"), counted(1e6, 0, "validation", "theirs")], "mine")
+    assert evidence(seen, STRENGTH) == {CELL: (0.0, MOST_OF_ANOTHER / 2)}
+
+
+@pytest.mark.parametrize("sources", [(source,) for source in SOURCES] + [SOURCES, ("feedback", "validation")])
+def test_no_other_policy_outweighs_the_weakest_beginning(sources: tuple[Source, ...]) -> None:
+    weakest = min(cell.weight for row in default_table().cells.values() for cell in row.values())
+    seen = of_policy([counted(0, 1e6, source, "loud") for source in sources], "mine")
+    wins, losses = evidence(seen, {CELL: weakest})[CELL]
+    assert wins == 0
+    assert losses < weakest / 2
+
+
 def test_no_other_policy_adds_more_than_its_bound() -> None:
-    seen = of_policy([counted(0, 1e6, policy="loud"), counted(0, 40, policy="quiet")], "mine")
-    assert evidence(seen, STRENGTH) == {CELL: (0.0, MOST_OF_ANOTHER + 10)}
+    seen = of_policy([counted(0, 1e6, policy="loud"), counted(0, 8, policy="quiet")], "mine")
+    assert evidence(seen, STRENGTH) == {CELL: (0.0, MOST_OF_ANOTHER + 2)}
 
 
 def test_a_judgement_counts_half() -> None:
