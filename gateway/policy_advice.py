@@ -1,7 +1,7 @@
 """Warnings about policies that need more than the policies: the platform file, its prices, and what traffic cost.
 
-Limits that can never bind, budgets that nothing is charged to, and budgets that a day's traffic, or a month's at its
-rate, would spend.
+Limits that can never bind, budgets that nothing is charged to, confidence that no model can tell, and budgets that a
+day's traffic, or a month's at its rate, would spend.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Final
 
 from sqlalchemy import func, select
 
+from gateway.escalating.confidence import reports_logprobs
 from gateway.ledger.database import Database
 from gateway.ledger.money import format_usd
 from gateway.ledger.prices import PriceBook
@@ -19,8 +20,9 @@ from gateway.ledger.rows import now_ms
 from gateway.ledger.schema import ledger
 from gateway.settings import Settings
 from policies import yamlfile
+from policies.confidence import never_told
 from policies.load import Policy
-from policies.yamlfile import Problem
+from policies.yamlfile import Document, Problem
 from policies.yamlread import Location
 
 DAY_MS: Final = 86_400_000
@@ -31,29 +33,32 @@ Traffic = Mapping[str, Sequence[tuple[int, int]]]
 
 
 def settings_advice(policies: Iterable[Policy], settings: Settings) -> list[Problem]:
-    """Limits that never bind, and budgets that nothing is charged to."""
+    """Limits that never bind, budgets that nothing is charged to, and confidence that no model can tell."""
     book: PriceBook | None = None  # made where a budget asks for it: it warns of models without a price
     longest = max((m.context_length for m in settings.models.values() if m.kind == "chat"), default=0)
+    reporting = {name: model.tier for name, model in settings.models.items() if reports_logprobs(settings, name)}
     found = []
     for policy in policies:
+        document = yamlfile.parse(policy.text, policy.file)
+        found += [replace(one, severity="warning") for one in never_told(document, policy, reporting)]
         limits, most = policy.limits, settings.limits.max_concurrency
         if limits.parallel is not None and most is not None and limits.parallel > most * settings.server.workers:
             at_once = f"the gateway runs at most {most * settings.server.workers} requests at once"
             text = f"never reached: {at_once} (limits.max_concurrency)."
-            found.append(_warning(policy, ("limits", "parallel"), text))
+            found.append(_warning(document, ("limits", "parallel"), text))
         each = limits.requests_per_minute
         if each is not None and limits.tokens_per_minute is not None and 0 < longest * each < limits.tokens_per_minute:
             text = (
                 f"never reached: {each} requests a minute of at most {longest:,} tokens, the longest context here, have"
                 f" {each * longest:,}."
             )
-            found.append(_warning(policy, ("limits", "tokens_per_minute"), text))
+            found.append(_warning(document, ("limits", "tokens_per_minute"), text))
         if policy.budget is None:
             continue
         book, models = book or PriceBook(settings), _models(policy, settings)
         if models and all(_free(book, model) for model in models):
             text = "never spent: no model that this policy may choose has a price in tierline.yaml."
-            found.append(_warning(policy, ("budget", "monthly_usd"), text))
+            found.append(_warning(document, ("budget", "monthly_usd"), text))
     return found
 
 
@@ -76,7 +81,7 @@ def traffic_advice(policies: Iterable[Policy], traffic: Traffic) -> list[Problem
             )
         else:
             continue
-        found.append(_warning(policy, ("budget", "monthly_usd"), text))
+        found.append(_warning(yamlfile.parse(policy.text, policy.file), ("budget", "monthly_usd"), text))
     return found
 
 
@@ -115,8 +120,7 @@ def _free(book: PriceBook, model: str) -> bool:
     return not price.request_nanousd and all(band.input == band.output == 0 for band in price.bands)
 
 
-def _warning(policy: Policy, path: Location, text: str) -> Problem:
-    document = yamlfile.parse(policy.text, policy.file)
+def _warning(document: Document, path: Location, text: str) -> Problem:
     return replace(document.problem(path, text), severity="warning")
 
 

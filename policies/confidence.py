@@ -26,13 +26,38 @@ def without_curve(document: Document, policy: Policy, uncalibrated: Mapping[str,
         uncalibrated: the models that report log-probabilities and have no curve, with their tiers.
     """
     missing: dict[Location, dict[str, None]] = {}
-    for path, escalate, tiers, model in _places(policy):
-        if not escalate.asks_confidence or escalate.mean_logprob is not None:
+    for where, escalate, tiers, model in _asking(document, policy):
+        if escalate.mean_logprob is not None:
             continue
-        where = (*path, "when") if (*path, "when") in document.keys else ("escalate", "when")
         names = (name for name, tier in uncalibrated.items() if name == model or (model is None and tier in tiers))
         missing.setdefault(where, {}).update(dict.fromkeys(names))
     return [document.problem(where, _message(list(names))) for where, names in missing.items() if names]
+
+
+def never_told(document: Document, policy: Policy, reporting: Mapping[str, str | None]) -> list[Problem]:
+    """A problem for each place that asks for confidence where no model behind it reports log-probabilities.
+
+    Args:
+        reporting: the models that report them, with their tiers.
+    """
+    told: dict[Location, bool] = {}
+    for where, _, tiers, model in _asking(document, policy):
+        anywhere = bool(tiers) and tiers[0] not in policy.served  # it falls back to any other
+        some = any(name == model or (model is None and (anywhere or tier in tiers)) for name, tier in reporting.items())
+        told[where] = told.get(where, False) or some
+    text = (
+        "'low_confidence' has no effect: of the models that may answer first none reports log-probabilities"
+        " (capability 'logprobs' in tierline.yaml)."
+    )
+    return [document.problem(where, text) for where, some in told.items() if not some]
+
+
+def _asking(document: Document, policy: Policy) -> Iterator[tuple[Location, Escalate, tuple[str, ...], str | None]]:
+    """The places that ask for confidence, by where the file says so; with the tiers or the model checked."""
+    for path, escalate, tiers, model in _places(policy):
+        if escalate.asks_confidence:
+            where: Location = (*path, "when")
+            yield where if where in document.keys else ("escalate", "when"), escalate, tiers, model
 
 
 def _message(names: list[str]) -> str:

@@ -69,6 +69,37 @@ def test_no_false_alarm(settings: Settings, tmp_path: Path, body: str) -> None:
     assert settings_advice([made(tmp_path, body)], settings) == []
 
 
+@pytest.fixture
+def reporting(tmp_path: Path, settings: Settings) -> Settings:
+    path = tmp_path / "tierline.yaml"
+    path.write_text(path.read_text().replace("{tier: small,", "{tier: small, capabilities: [logprobs],"))
+    return load_settings(path)
+
+
+_ASKS = "escalate: {when: [low_confidence], mean_logprob: -1}"
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        (f"default: small\n{_ASKS}\n", None),
+        (f"default: medium\n{_ASKS}\n", None),  # it has no model, and falls back to any
+        (f"default: small\nroutes:\n  - tier: auto\n    {_ASKS}\n", None),
+        (f"default: small\nroutes:\n  - model: own\n    {_ASKS}\n", None),
+        (f"default: large\n{_ASKS}\n", 5),
+        (f"default: small\nroutes:\n  - model: theirs\n    {_ASKS}\n", 7),
+    ],
+)
+def test_confidence_that_no_model_tells(
+    settings: Settings, reporting: Settings, tmp_path: Path, body: str, line: int | None
+) -> None:
+    made_of = made(tmp_path, body)
+    assert [found.line for found in settings_advice([made_of], reporting)] == ([] if line is None else [line])
+    (found,) = settings_advice([made_of], settings)
+    assert "'low_confidence' has no effect" in found.message
+    assert found.severity == "warning"
+
+
 async def test_budgets_against_traffic(database: Database, tmp_path: Path) -> None:
     today = now_ms() // DAY_MS * DAY_MS
     rows = [
