@@ -15,10 +15,12 @@ import msgspec
 
 from backends.attempt import Call
 from backends.counting import NotCounted, count_input
+from gateway.accounting import Accounting
 from gateway.admission import admit, authenticate, receive
 from gateway.beside import serve_beside
 from gateway.dialects.anthropic_messages import MESSAGES
 from gateway.dispatching import native_headers
+from gateway.guarding.request import guard_request
 from gateway.http import Exchange, Header
 from gateway.life import Life
 from gateway.logs import log
@@ -46,6 +48,7 @@ async def _count(services: Services, life: Life) -> tuple[int, bytes]:
     parse = partial(MESSAGES.parse_count, await receive(services, life))
     life.asked = asked = await services.measuring.run(life, parse)
     await route(services, life)
+    await guard_request(services, life, Accounting(services, life))
     await admit(services, life, free=True)
     assert life.grant is not None
     candidate = life.candidates[0]

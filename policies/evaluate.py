@@ -1,8 +1,8 @@
 """What a policy means for one request: which tier or model, by which rule, and with which settings.
 
-Order: a tier pinned by the client; a model named by the client; an exhausted budget that downgrades; the first rule
-that matches; the policy's default. A rule that fails counts as not matched and is recorded: no condition can kill a
-request. A tier without a model falls back visibly. Read next: `explain.py`.
+Order: a tier pinned by the client, while there is money; a model named by the client; an exhausted budget that
+downgrades; the first rule that matches; the policy's default. A rule that fails counts as not matched and is recorded:
+no condition can kill a request. A tier without a model falls back visibly. Read next: `explain.py`.
 """
 
 from __future__ import annotations
@@ -118,12 +118,13 @@ def decide(policy: Policy, facts: Facts, choose_auto: Chooser = choose) -> Decis
         limits=document.limits,
         budget=document.budget,
     )
-    if facts.pinned_tier is not None:
+    spent = document.budget and document.budget.when_exhausted == "downgrade" and facts.budget_used >= 1
+    if facts.pinned_tier is not None and not spent:
         pinned = replace(base, rule="pinned", why=f"the client pinned tier '{facts.pinned_tier}'")
         return with_tier(policy, pinned, facts.pinned_tier)
     if facts.model not in ("", "auto", *document.applies_to.models):
         return replace(base, model=facts.model, rule="named model", why=f"the client asked for model '{facts.model}'")
-    if document.budget and document.budget.when_exhausted == "downgrade" and facts.budget_used >= 1:
+    if spent:
         smallest = policy.served[0] if policy.served else TIERS[0]
         why = f"the month's budget is spent ({facts.budget_used:.0%}): the smallest tier"
         return with_tier(policy, replace(base, rule="budget exhausted", why=why), smallest)

@@ -19,6 +19,9 @@ from policies.schema.guardrails import Guardrail, Guardrails
 from policies.yamlfile import Document, Problem
 from policies.yamlread import Location
 
+# Of European scripts: those of scripts that put no blanks between words would take in what stands before.
+_LETTERS: Final = r"A-Za-z0-9\x{c0}-\x{24f}\x{370}-\x{52f}"
+_BLANKS: Final = r"[\s\pZ\x{200b}]+"
 _OPTIONS: Final = re2.Options()
 _OPTIONS.log_errors = False
 _OPTIONS.max_mem = 8 << 20
@@ -124,7 +127,7 @@ def _finders(document: Document, path: Location, rule: Guardrail, problems: list
 
 def _phrase(phrase: str) -> str:
     """A pattern for whole words, where the phrase begins and ends with such: RE2 knows the borders of ASCII words."""
-    words = r"\s+".join(re2.escape(word) for word in phrase.split())
+    words = _BLANKS.join(re2.escape(word) for word in phrase.split())
     begins = r"\b" if _is_word(phrase[0]) else ""
     return begins + words + (r"\b" if _is_word(phrase[-1]) else "")
 
@@ -190,7 +193,10 @@ def _ipv6(text: str) -> bool:
 _Pattern = tuple[str, Callable[[str], bool] | None]
 _PERSONAL: Final[dict[str, tuple[_Pattern, ...]]] = {
     "email": (
-        (r"[A-Za-z0-9._%+-]{1,64}@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.){1,8}[A-Za-z]{2,24}\b", None),
+        (
+            rf"[{_LETTERS}._%+-]{{1,64}}@(?:[{_LETTERS}](?:[{_LETTERS}-]{{0,61}}[{_LETTERS}])?\.){{1,8}}[{_LETTERS}]{{2,24}}",
+            None,
+        ),
     ),
     "phone": (
         (r"(?:\+|\b00)[1-9](?:[ ().\-/]{0,2}\d){7,14}\b", None),

@@ -39,6 +39,10 @@ class Memory(Protocol):
         """Put the items of earlier turns before those of this one."""
         ...
 
+    def changed(self) -> None:
+        """The texts of the payload are others now: what is said of the request, and kept, says these."""
+        ...
+
 
 class Asked(msgspec.Struct):
     """A request in the common form.

@@ -130,6 +130,10 @@ class ResponsesTurn:
         if image_in(earlier) is not None:
             self._needs.setdefault("vision", "previous_response_id")
 
+    def changed(self) -> None:
+        if self.request.instructions:
+            self.request.instructions = self._payload["messages"][0]["content"]
+
     def _messages(self, items: Sequence[Json]) -> list[Json]:
         instructions = self.request.instructions
         return [*([{"role": "system", "content": instructions}] if instructions else []), *messages(items)]

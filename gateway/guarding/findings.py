@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from gateway.guarding.texts import Place
+from gateway.guarding.texts import Parts, Place
 from policies.guards import Guard
 
 Side = Literal["before", "after"]
@@ -27,7 +27,7 @@ class Findings(msgspec.Struct):
         self.actions[guard.rule.name] = guard.rule.action
 
 
-def apply(guards: Sequence[Guard], texts: Sequence[Place], findings: Findings) -> None:
+def apply(guards: Sequence[Guard], texts: Sequence[Place | Parts], findings: Findings) -> None:
     """Look through the texts rule by rule; replace what is to be replaced. Ends at the first rule that denies."""
     for guard in guards:
         for place in texts:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gateway.accounting import Accounting
 from gateway.dialects.errors import BadRequest
 from gateway.guarding.findings import Findings, Side, apply, as_notes
-from gateway.guarding.texts import Place, places
+from gateway.guarding.texts import Parts, Place, places
 from gateway.life import Life
 from policies.guards import Guard, Guards
 
@@ -40,6 +40,8 @@ async def guard_request(services: Services, life: Life, accounting: Accounting) 
         return
     findings = Findings()
     await services.measuring.run(life, partial(_look_through, life, guards.before, findings))
+    if findings.changed and asked.memory is not None:
+        asked.memory.changed()
     if findings.denied is None:
         await _ask_services(services, life, guards.before, findings)
     report(services, life, accounting, "before", findings)
@@ -67,7 +69,7 @@ def _look_through(life: Life, guards: tuple[Guard, ...], findings: Findings) -> 
     apply([guard for guard in guards if guard.finders], _texts(life), findings)
 
 
-def _texts(life: Life) -> list[Place]:
+def _texts(life: Life) -> list[Place | Parts]:
     """Every text of the request, in the form that backends get and in that of the client; and what is remembered."""
     asked = life.asked
     assert asked is not None

@@ -29,14 +29,31 @@ class Place(NamedTuple):
         self.holder[self.key] = text
 
 
-def places(body: dict[str, Any], names: tuple[str, ...] = WRITTEN) -> Iterator[Place]:
+class Parts:
+    """Parts of text that stand one after the other and are read as one: what is torn between them is found as well."""
+
+    def __init__(self, places: list[Place]) -> None:
+        self._places = places
+
+    @property
+    def text(self) -> str:
+        return "".join(place.text for place in self._places)
+
+    def put(self, text: str) -> None:
+        """All of it into the first part: where the others began in a text that was changed, nobody can say."""
+        self._places[0].put(text)
+        for place in self._places[1:]:
+            place.put("")
+
+
+def places(body: dict[str, Any], names: tuple[str, ...] = WRITTEN) -> Iterator[Place | Parts]:
     """Every text under these fields of a body. Token ids are none."""
     for name in names:
         if name in body:
             yield from _within(body, name)
 
 
-def _within(holder: Any, key: Any) -> Iterator[Place]:
+def _within(holder: Any, key: Any) -> Iterator[Place | Parts]:
     """Without recursion: bodies may be as deep as the decoder takes them."""
     waiting = [(holder, key)]
     while waiting:
@@ -48,4 +65,12 @@ def _within(holder: Any, key: Any) -> Iterator[Place]:
         elif isinstance(value, dict):
             waiting += [(value, name) for name in value if name not in _NO_TEXT]
         elif isinstance(value, list) and not (value and isinstance(value[0], int)):
-            waiting += [(value, index) for index in range(len(value))]
+            parts = [part for part in value if _is_part(part)]
+            if len(parts) > 1:
+                yield Parts([Place(part, "text") for part in parts])
+            waiting += [(value, index) for index in range(len(value)) if len(parts) < 2 or not _is_part(value[index])]
+
+
+def _is_part(value: Any) -> bool:
+    """Whether it is a part of a message that holds text and nothing else that somebody wrote."""
+    return isinstance(value, dict) and isinstance(value.get("text"), str) and isinstance(value.get("type"), str)

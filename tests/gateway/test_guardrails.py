@@ -127,6 +127,33 @@ async def test_tool_calls_and_results_are_looked_through_too(house: Any) -> None
     assert sent[2]["content"] == "sent to [email]"
 
 
+async def test_what_is_torn_between_parts_is_found(house: Any) -> None:
+    door, up = await house(f"{{before: [{MAIL}, {{name: a, phrases: [project phoenix]}}]}}")
+
+    def parts(*texts: str) -> list[dict[str, Any]]:
+        return [{"role": "user", "content": [{"type": "text", "text": text} for text in texts]}]
+
+    assert (await door.chat(messages=parts("mail bob@exa", "mple.com now", "."))).status_code == 200
+    sent = json.loads(up.records[-1].body)["messages"][0]["content"]
+    assert "".join(part["text"] for part in sent) == "mail [email] now."
+    assert (await door.chat(messages=parts("project", " phoenix"))).status_code == 400
+    untouched = parts("one", "two")
+    await door.chat(messages=untouched)
+    assert json.loads(up.records[-1].body)["messages"] == untouched
+
+
+async def test_counting_tokens_and_instructions_are_looked_through_too(house: Any) -> None:
+    door, up = await house(f"{{before: [{MAIL}, {{name: a, phrases: [project phoenix]}}]}}")
+    count = {"model": "mock", "messages": [{"role": "user", "content": "project phoenix"}]}
+    refused = await door.client.post("/v1/messages/count_tokens", json=count, headers=door.headers())
+    assert refused.status_code == 400
+    assert up.requests == 0
+    body = {"model": "mock", "input": "Hi", "instructions": "mail jo@example.org", "store": True}
+    answer = (await door.client.post("/v1/responses", json=body, headers=door.headers())).json()
+    kept = await door.client.get(f"/v1/responses/{answer['id']}", headers=door.headers())
+    assert answer["instructions"] == kept.json()["instructions"] == "mail [email]"
+
+
 async def test_a_flag_lets_pass_and_goes_on_record(house: Any) -> None:
     door, up = await house("{before: [{name: a, phrases: [hello], action: flag}, {name: b, max_tokens: 20}]}")
     assert (await door.chat()).status_code == 200

@@ -33,6 +33,7 @@ def redacted(text: str, **rule: Any) -> str:
     ("kind", "text"),
     [
         ("email", "jo.doe+x@mail.example.co.uk"),
+        ("email", "jörg.müller@exämple.de"),
         ("phone", "+49 (30) 1234-5678"),
         ("phone", "0049 30 12345678"),
         ("phone", "(212) 555-0100"),
@@ -77,7 +78,7 @@ def test_what_only_looks_like_it_passes(kind: str, text: str) -> None:
 
 def test_phrases_are_whole_words_in_any_case_and_with_any_blanks() -> None:
     rule = {"phrases": ["Project Phoenix", "C++", "项目凤凰"], "replacement": "#"}
-    assert redacted("the project\n  PHOENIX, projectphoenix, project phoenixes", **rule) == (
+    assert redacted("the project\n \u00a0PHOENIX, projectphoenix, project phoenixes", **rule) == (
         "the #, projectphoenix, project phoenixes"
     )
     assert redacted("C++ and c++17, 关于项目凤凰的事", **rule) == "# and #17, 关于#的事"

@@ -165,6 +165,8 @@ def test_an_exhausted_budget_downgrades(tmp_path: Path, action: str, used: float
     assert (found.tier, found.rule) == (tier, rule)
     assert found.budget is not None
     assert found.budget.monthly_usd == 10
+    pinned = decide(loaded(tmp_path, body), Facts(budget_used=used, pinned_tier="large", profile=CHAT))
+    assert pinned.rule == ("budget exhausted" if rule == "budget exhausted" else "pinned")
 
 
 def test_settings_travel_with_the_decision(tmp_path: Path) -> None:
