@@ -104,6 +104,9 @@ class Explanation:
         if decision.auto and decision.auto.p_success:
             lines.append(f"success  {_odds(decision.auto.p_success)}")
             lines.append(f"at least {_odds(decision.auto.lower)}")
+            lines.append(
+                "table    as shipped; a gateway that has learnt may decide otherwise: tierline explain REQUEST_ID"
+            )
         lines.append("rules")
         lines += [f"  line {i.rule.line:<4} {i.rule.name:<24} {target(i.rule):<14} {i.outcome}" for i in self.rules]
         if not self.rules:

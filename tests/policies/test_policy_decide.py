@@ -262,6 +262,13 @@ def test_an_explanation_says_everything(tmp_path: Path) -> None:
     assert data["facts"]["task"] == "classification"
     assert set(data["facts"]) == set(VARIABLES)
     assert set(VARIABLES) >= TEXT_VARIABLES
+    assert "as shipped" not in text
+
+
+def test_an_explanation_of_auto_says_that_a_gateway_may_have_learnt(tmp_path: Path) -> None:
+    folder = write(tmp_path, p=policy("p", "routes: [{tier: auto}]\n"))
+    text = explain(load(folder, ["small"]), Subject(), Facts(profile=LABEL)).as_text()
+    assert "table    as shipped; a gateway that has learnt may decide otherwise: tierline explain REQUEST_ID" in text
 
 
 def test_an_explanation_of_a_pin_looks_at_no_rule(tmp_path: Path) -> None:
