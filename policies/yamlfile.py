@@ -160,11 +160,20 @@ _WANTED: Final = {
     "list_type": "a list, such as [one, other]",
     "model_type": "keys with values, such as {key: value}",
     "dict_type": "keys with values, such as {key: value}",
+    "string_type": "text, in quotes where it looks like something else",
+    "decimal_parsing": "a number",
+    "decimal_type": "a number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
 }
 
 
 def _problem(document: Document, model: type[BaseModel], item: dict[str, Any]) -> Problem:
-    raw: Location = item["loc"]
+    # A check of the whole that knows which part is at fault names it.
+    raw: Location = (*item["loc"], *item.get("ctx", {}).get("path", ()))
     path = _existing(document, raw)
     name = ".".join(str(part) for part in path)
     if item["type"] == "extra_forbidden":

@@ -37,6 +37,10 @@ _SCALARS: Final = {"null": _NULL, "bool": _BOOL, "int": _INT, "float": _FLOAT}
 _NO_TEXT: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029]")
 
 
+# A condition that begins with a text, such as `when: "a" in tags`: YAML takes the text for all of it.
+_QUOTED_START: Final = re.compile(r"""\bwhen: *(["'])(?:(?!\1).)*\1 *(?=[^\s,}#])""")
+
+
 class Unreadable(Exception):
     """The text cannot be read; `position` is where to look."""
 
@@ -210,6 +214,10 @@ def _fault(source: str, error: yaml.MarkedYAMLError) -> tuple[yaml.Mark | None, 
         quoted = isinstance(token, yaml.ScalarToken) and token.style in ("'", '"')
         if quoted and token.end_mark.index == mark.index and token.start_mark.line < mark.line:
             return token.start_mark, f"the quote that opens here is closed by the one in line {mark.line + 1} only"
+    quote = _QUOTED_START.search(source.splitlines()[mark.line]) if mark.line < len(source.splitlines()) else None
+    if quote and mark.column >= quote.end():
+        other = "single" if quote[1] == '"' else "double"
+        what += f". The text ends with its second quote: put the whole condition into {other} quotes"
     return mark, what
 
 

@@ -6,6 +6,7 @@ import json
 from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from policies.schema.base import ONE_LINE, Name, Strict, TierName
 from policies.schema.cache import CachePolicy
@@ -73,25 +74,28 @@ class PolicyDocument(Strict):
             raise ValueError("with 'rollout', 'applies_to' is that of the policy it stands in for: drop it")
         if self.valid_from and self.valid_until and self.valid_from >= self.valid_until:
             raise ValueError("'valid_until' must lie after 'valid_from'")
-        for number, one in enumerate(self.raises, 1):
-            _check_raise(number, one, self.limits, self.budget)
+        for index, one in enumerate(self.raises):
+            _check_raise(index, one, self.limits, self.budget)
         return self
 
 
-def _check_raise(number: int, one: Raise, limits: Limits, budget: Budget | None) -> None:
+def _check_raise(index: int, one: Raise, limits: Limits, budget: Budget | None) -> None:
     """A raise that lowers something, or raises what has no bound, is a mistake.
 
     Raises:
-        ValueError: says which.
+        PydanticCustomError: says which, and where it stands.
     """
     raised = {f"limits.{name}": (value, getattr(limits, name)) for name, value in one.limits if value is not None}
     if one.budget is not None:
         raised["budget.monthly_usd"] = (one.budget.monthly_usd, None if budget is None else budget.monthly_usd)
     for name, (value, usual) in raised.items():
         if usual is None:
-            raise ValueError(f"'raises' {number}: there is no '{name}' to raise")
-        if value <= usual:
-            raise ValueError(f"'raises' {number}: '{name}' is {usual} without it, so {value} is no raise")
+            text = f"there is no '{name}' to raise"
+        elif value <= usual:
+            text = f"'{name}' is {usual} without it, so {value} is no raise"
+        else:
+            continue
+        raise PydanticCustomError("no_raise", "{text}", {"text": text, "path": ("raises", index, *name.split("."))})
 
 
 # Keys that are planned and do nothing yet. Accepting them in silence would promise what does not happen.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -64,6 +64,13 @@ class Route(Strict):
     )
     on_abort: OnAbort | None = Field(None, description="For requests that this rule decides; default: the policy's.")
     escalate: Escalate | None = Field(None, description="For requests that this rule decides; default: the policy's.")
+
+    @field_validator("when", mode="before")
+    @classmethod
+    def _condition(cls, when: Any) -> Any:
+        if when is not None and not isinstance(when, str):
+            raise ValueError("it must be text: a CEL expression, in quotes")
+        return when
 
     @field_validator("cascade")
     @classmethod

@@ -106,6 +106,19 @@ def test_faults(tmp_path: Path, body: str, words: str) -> None:
     assert words in caught.value.problems[0].message
 
 
+@pytest.mark.parametrize(
+    "lower", ["limits: {parallel: 3}", "budget: {monthly_usd: 3}", "limits: {tokens_per_minute: 3}"]
+)
+def test_what_is_no_raise_is_reported_where_it_stands(tmp_path: Path, lower: str) -> None:
+    raises = f"raises:\n  - until: 2030-01-01T00:00:00Z\n    reason: x\n    {lower}\n"
+    text = policy("p", f"limits: {{parallel: 5}}\nbudget: {{monthly_usd: 5}}\n{raises}", "{teams: [x]}")
+    with pytest.raises(InvalidFile) as caught:
+        load(write(tmp_path, a=EVERYBODY, p=text))
+    (problem,) = caught.value.problems
+    line = next(number for number, one in enumerate(text.split("\n"), 1) if lower in one)
+    assert (problem.line, problem.column) == (line, 14)
+
+
 def test_a_policy_that_ends_needs_another_for_everybody(tmp_path: Path) -> None:
     with pytest.raises(InvalidFile) as caught:
         load(write(tmp_path, a=EVERYBODY + "valid_until: 2030-01-01T00:00:00Z\n"))
