@@ -154,6 +154,7 @@ class Services:
         folder, tiers, models = settings.policies_dir, settings.tiers_served(), settings.models.keys()
         unmeasured = partial(confidence.uncalibrated, settings)
         opened = partial(PolicyStore, folder, tiers, models, self._policies_reloaded, uncalibrated=unmeasured)
+        opened = partial(opened, last_good=data_dir / "policies-last-good")
         self.policies = await asyncio.to_thread(opened)
         self.policies.start()
         stack.callback(self.policies.close)

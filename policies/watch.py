@@ -1,7 +1,8 @@
 """Policies in force, kept up to date with their folder: a good edit counts within a second, a bad one changes nothing.
 
 `PolicyStore` loads the folder once when it is made and then, from `start` on, whenever a file changes. A set that
-does not load leaves the last good one in force and its faults in `problems`, until the next good edit.
+does not load leaves the last good one in force and its faults in `problems`, until the next good edit; with a folder to
+keep it in (`last_good.py`), also over a restart.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from policies import last_good as kept
 from policies.examples import load_passing, problems, run
 from policies.load import PolicySet, files_in, load
 from policies.policyset import Standings
@@ -50,12 +52,14 @@ class PolicyStore:
         directory: the policy folder.
         tiers_served: tiers that have a model, for fallbacks and warnings.
         models_served: names of the models, to check `model:`.
-        on_reload: called after every change, accepted or not, in the watching thread; for log and metric.
+        on_reload: called after every change, accepted or not, in the watching thread; for log and metric. Where the
+            folder is refused at the start already, also then, in the caller's thread.
         clock: the time, by which policies begin and end.
         uncalibrated: says at each load which models have no curve of confidence (`policies.confidence`).
+        last_good: folder in which each set that comes into force is kept for the next start.
 
     Raises:
-        InvalidFile: the folder does not load at the start: there is no last good version to keep.
+        InvalidFile: the folder does not load at the start, and there is no last good set that does.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class PolicyStore:
         on_reload: Callable[[Reload], None] | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         uncalibrated: Callable[[], Mapping[str, str]] = dict,
+        last_good: Path | None = None,
     ) -> None:
         self._directory = directory
         self._tiers_served = tiers_served
@@ -73,17 +78,56 @@ class PolicyStore:
         self._on_reload = on_reload
         self._clock = clock
         self._uncalibrated = uncalibrated
+        self._last_good = last_good
         self._standings: Standings | None = None
         self._turning = threading.Lock()
         self._signature = _signature(directory)
-        self._current = load(directory, tiers_served, models_served)
-        # There is no last good version to keep, and whoever upgraded the program has edited nothing: so it starts.
-        for problem in (*problems(run(self._current), self._current.policies), *self._unmeasured()):
-            logger.warning("%s", problem)
-        self._current = self._current.at(clock())
-        self._problems: tuple[Problem, ...] = ()
+        self._problems: tuple[Problem, ...]
+        found, self._problems = self._first()
+        self._current = found.at(clock())
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        if self._problems:
+            self._tell()
+
+    def _first(self) -> tuple[PolicySet, tuple[Problem, ...]]:
+        """The set to start with, the folder's, or the last good one where an edit to the folder's would be refused: for
+        which faults."""
+        try:
+            found = load(self._directory, self._tiers_served, self._models_served)
+        except Exception as error:
+            if (last := self._kept()) is None:
+                raise
+            return last, self._faults(error)
+        unmet = problems(run(found), found.written)
+        unmeasured = self._unmeasured()
+        faults = [*(problem for problem in unmet if problem.severity == "error"), *unmeasured]
+        if faults and (last := self._kept()) is not None and last.version != found.version:
+            return last, tuple(faults)
+        # Without another set to keep, or where only the program was upgraded and nobody has edited anything: it starts.
+        for problem in (*unmet, *unmeasured):
+            logger.warning("%s", problem)
+        self._keep(found)
+        return found, ()
+
+    def _kept(self) -> PolicySet | None:
+        """The last good set, if one was kept and still loads."""
+        if self._last_good is None or not self._last_good.is_dir():
+            return None
+        try:
+            with kept.locked(self._last_good):
+                return load(kept.place(self._last_good), self._tiers_served, self._models_served)
+        except Exception as error:
+            logger.warning("the last good policies do not load either: %s", error)
+            return None
+
+    def _keep(self, policies: PolicySet) -> None:
+        """Have a set that comes into force for the next start as well."""
+        if self._last_good is not None:
+            try:
+                kept.keep(self._last_good, policies)
+            except OSError as error:
+                logger.warning("the last good policies could not be kept for the next start: %s", error)
 
     def _unmeasured(self) -> list[Problem]:
         """Where the policies ask for a confidence that nobody has measured here: answers are not checked by it."""
@@ -150,14 +194,22 @@ class PolicyStore:
             loaded = load_passing(self._directory, *known)
             self._take(loaded)
             self._problems = ()
-        except InvalidFile as error:
-            self._problems = tuple(error.problems)
         except Exception as error:
-            # A fault of the check itself. It is said like a fault of the files: the edit does not count, and the watch
-            # goes on, or no later edit would ever count.
-            logger.exception("policies could not be checked")
-            message = f"the policies could not be checked: {type(error).__name__}: {error}."
-            self._problems = (Problem(str(self._directory), 1, 1, message),)
+            self._problems = self._faults(error)
+        else:
+            self._keep(loaded)
+        return self._tell()
+
+    def _faults(self, error: Exception) -> tuple[Problem, ...]:
+        """Why the folder's content does not count. A fault of the check itself is said like one of the files: the watch
+        goes on, or no later edit would ever count."""
+        if isinstance(error, InvalidFile):
+            return tuple(error.problems)
+        logger.error("policies could not be checked", exc_info=error)
+        message = f"the policies could not be checked: {type(error).__name__}: {error}."
+        return (Problem(str(self._directory), 1, 1, message),)
+
+    def _tell(self) -> Reload:
         result = Reload(self._current, self._problems)
         if self._on_reload is not None:
             try:

@@ -119,7 +119,7 @@ def test_an_edit_whose_examples_must_pass_changes_nothing(tmp_path: Path, caplog
     accepted = store.reload()
     assert accepted is not None
     assert accepted.accepted
-    # A start has no last good version to keep: it says so, and starts.
+    # A start that has no last good set to keep says so, and starts.
     write(tmp_path, support=(SUPPORT + PASSING + strict).replace("6000", "9000"))
     assert PolicyStore(tmp_path).current.named("support")
     assert "example 'long' fails" in caplog.text
