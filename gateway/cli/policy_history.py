@@ -37,6 +37,8 @@ def history(
 ) -> None:
     """Every version that a gateway of this installation had in force, the latest first. Times are UTC.
 
+    First and last seen are no span: others may have been in force in between.
+
     Exit code 1: none is known.
     """
     from gateway.ledger.policy_versions import history as read
@@ -47,7 +49,7 @@ def history(
     if as_json:
         print_json([{**msgspec.structs.asdict(one), "text": None} for one in found])
         return
-    columns = ["policy", "version", "file", "first in force", "last seen", "seen by"]
+    columns = ["policy", "version", "file", "first seen", "last seen", "seen by"]
     print_table(
         [Column(title, "value") for title in columns],
         [
