@@ -62,12 +62,17 @@ def history(
 def show(
     what: Annotated[str, typer.Argument(metavar="NAME[@VERSION]", help=_HELP)],
     config: ConfigOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """The text of a policy, as it is in the folder now or as it once was in force.
 
     Exit code 2: there is none.
     """
-    print(_text(settings_or_exit(config), what)[1], end="")
+    name, text = _text(settings_or_exit(config), what)
+    if as_json:
+        print_json({"policy": name, "text": text})
+    else:
+        print(text, end="")
 
 
 def diff(
@@ -76,6 +81,7 @@ def diff(
         str | None, typer.Argument(metavar="NAME[@VERSION]|FILE", help=f"Default: the same policy now. {_HELP}")
     ] = None,
     config: ConfigOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """How two texts of a policy differ, line by line.
 
@@ -86,7 +92,10 @@ def diff(
     after = _text(settings, new or old.partition("@")[0])
     lines = [text.splitlines(keepends=True) for _, text in (before, after)]
     found = list(difflib.unified_diff(lines[0], lines[1], before[0], after[0]))
-    print("".join(line if line.endswith("\n") else f"{line}\n" for line in found), end="")
+    if as_json:
+        print_json({"old": before[0], "new": after[0], "lines": [line.rstrip("\n") for line in found]})
+    else:
+        print("".join(line if line.endswith("\n") else f"{line}\n" for line in found), end="")
     if found:
         raise typer.Exit(Exit.FAILED)
 

@@ -77,6 +77,7 @@ async def wait_for_pages(stack: Stack, timeout_s: float = 10) -> str:
 
 
 async def test_64_streams_of_which_16_leave(tierline_stack: Stack) -> None:
+    tierline_stack.wait_for_ledger()  # what other tests have asked
     before = {row["outcome"]: row["requests"] for row in rows(tierline_stack)}
     limits = httpx.Limits(max_connections=None)
     headers = {"authorization": f"Bearer {tierline_stack.key}"}

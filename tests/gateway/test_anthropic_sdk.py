@@ -204,7 +204,6 @@ async def test_models(sdk: anthropic.AsyncAnthropic) -> None:
         ),
         lambda sdk: sdk.messages.batches.list(),
         lambda sdk: sdk.messages.batches.retrieve("msgbatch_1"),
-        lambda sdk: sdk.beta.files.list(),
     ],
 )
 async def test_other_routes_are_not_found(sdk: anthropic.AsyncAnthropic, call: Any) -> None:

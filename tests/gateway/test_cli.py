@@ -28,9 +28,10 @@ CONTRACT = {
     "models": ["list", "pull"],
     "keys": ["create", "list", "set", "rotate", "revoke"],
     "owners": ["list", "create", "set", "usage"],
-    "policy": ["check", "explain"],
+    "policy": ["check", "explain", "test", "simulate", "history", "show", "diff", "rollout"],
     "cost": ["report"],
-    "tiers": ["evaluate"],
+    "batches": ["list", "show", "cancel"],
+    "tiers": ["evaluate", "show", "estimate", "calibrate"],
     "admin": ["audit", "keys create", "keys list", "keys rotate", "keys revoke"],
 }
 
@@ -133,6 +134,7 @@ class Blocker:
 sys.meta_path.insert(0, Blocker())
 shared = {"gateway.access." + name for name in ("counters_redis", "counters_shared", "redis_channel")}
 shared |= {"gateway.idempotency.shared", "gateway.flights.shared", "gateway.flights.subscriber"}
+shared.add("gateway.sessions.shared")
 for package in ("gateway", "policies", "tiers", "backends"):
     module = importlib.import_module(package)
     for info in pkgutil.walk_packages(module.__path__, package + "."):

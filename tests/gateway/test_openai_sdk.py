@@ -230,8 +230,6 @@ async def test_models(sdk: openai.AsyncOpenAI) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda sdk: sdk.files.list(),
-        lambda sdk: sdk.batches.create(completion_window="24h", endpoint="/v1/chat/completions", input_file_id="f"),
         lambda sdk: sdk.images.generate(prompt="a cat"),
         lambda sdk: sdk.audio.speech.create(input="a", model="m", voice="alloy"),
         lambda sdk: sdk.moderations.create(input="a"),

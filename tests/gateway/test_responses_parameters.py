@@ -84,7 +84,7 @@ PASSED_ON: dict[str, tuple[Any, str, Any]] = {
     "prompt_cache_retention": ("24h", "prompt_cache_retention", "24h"),
     "reasoning": ({"effort": "high"}, "reasoning_effort", "high"),
     "safety_identifier": ("s", "safety_identifier", "s"),
-    "service_tier": ("flex", "service_tier", "flex"),
+    "service_tier": ("priority", "service_tier", "priority"),
     "stream": (True, "stream", True),
     "temperature": (0.25, "temperature", 0.25),
     "text": ({"verbosity": "low"}, "verbosity", "low"),
