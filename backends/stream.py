@@ -163,11 +163,12 @@ class EventStream:
         self._feed(piece)
         try:
             while ready and take(ready[0]):
-                self._progressed = self._progressed or not ready[0].idle
-                del ready[0]
+                if not ready.pop(0).idle:
+                    self._progressed = True
         except Exception as fault:
             self._fault = fault
-        self._be_patient()
+        if self._progressed:
+            self._be_patient()
         if ready or self._over or self._failure is not None or self._fault is not None:
             self._exchange.wake()
         return True
@@ -175,9 +176,8 @@ class EventStream:
     def _feed(self, piece: bytes) -> None:
         """Take the events of a piece of the body, which is empty at its end."""
         try:
-            parsed = self._parser.feed(piece) if piece else self._parser.close()
-            for event in parsed:
-                self._take(event)
+            for parsed in self._parser.feed(piece) if piece else self._parser.close():
+                self._take(parsed)
                 if self._over or self._failure is not None:
                     return
         except (EventTooLarge, MalformedAnswer) as error:

@@ -96,7 +96,7 @@ class Accounting:
 
     def progress_due(self) -> bool:
         """Whether a stream has grown beyond what is held for it, or a second has passed. Asked after every event."""
-        return self._life.meter.counted_output() > self._life.output_hold or time.monotonic() >= self._progress_at
+        return self._life.meter.exceeds(self._life.output_hold) or time.monotonic() >= self._progress_at
 
     async def progress(self) -> None:
         """Set more aside for a stream that has grown; journal how much was delivered, which a crash is billed by.
@@ -121,11 +121,15 @@ class Accounting:
             logger.warning("progress of attempt %s is not on record: %s", attempt.id, error)
 
     async def _raise_hold(self, attempt: Attempt, output: int) -> None:
-        """Hold `RAISE_TOKENS` more than the stream has, but no more than it can have; let the hold live on."""
+        """Hold `RAISE_TOKENS` more than the stream has, but no more than it can have; let the hold live on.
+
+        One that has more than it can have by our own count is a count too high, or a server that keeps no limit.
+        """
         services, life = self._services, self._life
         assert life.grant is not None
         model, ttl_s = attempt.candidate.model, services.settings.hold_ttl_seconds
-        held = max(life.output_hold, min(output + RAISE_TOKENS, max(output, life.output_limits[model])))
+        limit, raised = life.output_limits[model], output + RAISE_TOKENS
+        held = max(life.output_hold, raised if output >= limit else min(raised, limit))
         # Earlier attempts have been used and are not in the ledger's balance before the end: they are held as well.
         more = estimate(self._price(model), life.input_hold, held)
         tokens, cost_nanousd = life.tokens + life.input_hold + held, life.cost_nanousd + more

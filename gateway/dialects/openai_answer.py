@@ -40,7 +40,8 @@ class OpenAIWriter:
         return chat_body(answer)
 
     def event(self, event: Event) -> Sequence[bytes]:
-        event = chat_event(event)
+        if event.dialect != "openai":
+            event = chat_event(event)
         chunk = event.chunk
         if chunk is None:
             return ()  # nothing in this dialect, or [DONE]: our own is written at the end

@@ -15,6 +15,8 @@ import pytest
 import pytest_asyncio
 
 from bench.mock_upstream import MockUpstream
+from gateway.access.counters_memory import MemoryLimiter
+from gateway.accounting import RAISE_TOKENS
 from tests.gateway.exact_upstream import (
     HELD_INPUT,
     INPUT,
@@ -138,6 +140,25 @@ async def test_an_answer_within_its_bound_is_never_cut(door: FrontDoor, upstream
     upstream.override = "answer,chunks=300"
     response = await door.chat(token=token, messages=MESSAGES, stream=True, max_tokens=300)
     assert response.text.endswith("data: [DONE]\n\n")
+
+
+async def test_a_stream_beyond_its_bound_by_our_count_raises_its_hold_in_steps(
+    door: FrontDoor, upstream: MockUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers send more events than tokens, or longer words than we think: every event of such a stream would cost."""
+    raised = []
+    touch = MemoryLimiter.touch
+
+    async def counted(self: MemoryLimiter, *arguments: Any) -> bool:
+        raised.append(arguments)
+        return await touch(self, *arguments)
+
+    monkeypatch.setattr(MemoryLimiter, "touch", counted)
+    token = await key(door, budget_nanousd=10**12)
+    upstream.override = "answer,chunks=300"
+    response = await door.chat(token=token, messages=MESSAGES, stream=True, max_tokens=10)
+    assert response.text.endswith("data: [DONE]\n\n")
+    assert 1 <= len(raised) <= -(-300 // RAISE_TOKENS)
 
 
 async def test_a_policy_budget_that_downgrades_ends_no_stream(tmp_path: Path, upstream: MockUpstream) -> None:
