@@ -102,7 +102,7 @@ class Server:
 
     def end(self) -> Iterator[tuple[int, bytes | None, bool]]:
         """End it: request, page of its prompt if this was its first token, and whether it has finished."""
-        results = [RowResult(row.request_id, 0 if row.sample else None) for row in self.plan.rows]
+        results = [RowResult(row.request_id, (0,) if row.sample else ()) for row in self.plan.rows]
         self.busy = False
         for output in self.scheduler.update(self.plan, results):
             first = output.cached_tokens is not None

@@ -48,7 +48,7 @@ class Sampler:
         return [
             RowResult(row.request_id, error=fault)
             if fault is not None
-            else RowResult(row.request_id, ids[i], logprobs.get(i))
+            else RowResult(row.request_id, (ids[i],), (logprobs[i],) if i in logprobs else ())
             for i, (row, fault) in enumerate(zip(rows, faults, strict=True))
         ]
 

@@ -346,7 +346,7 @@ class Scheduler:
             return self._finish(request, FinishReason.ERROR, error="The runner returned no token for a sampling row.")
         request.token_ids.append(token_id)
         self.stats.generated_tokens += 1
-        output = Output(request.request_id, [token_id], None if result.logprob is None else [result.logprob])
+        output = Output(request.request_id, [token_id], list(result.logprobs) or None)
         if not request.cached_tokens_reported:
             output.cached_tokens = request.num_cached_tokens
             output.prompt_page = self.cache.prompt_page(request)

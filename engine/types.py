@@ -45,6 +45,10 @@ class StepRow:
 
     `block_table` covers positions `0 .. start + len(token_ids) - 1`, page `p` holding positions
     `p * block_size .. (p + 1) * block_size - 1`. With `sample`, the last position yields the next token.
+
+    The last `num_drafts` of `token_ids` are proposals and not yet part of `all_token_ids`. Such a row samples at the
+    position before the first draft and at each draft, and yields the drafts that hold and one token more:
+    1 to `num_drafts + 1` tokens.
     """
 
     request_id: int
@@ -56,6 +60,7 @@ class StepRow:
     # All tokens so far, prompt first: what penalties and seeds look at. Not to be kept or changed by the runner.
     all_token_ids: Sequence[int]
     num_prompt_tokens: int
+    num_drafts: int = 0
 
 
 @dataclass(slots=True)
@@ -82,12 +87,20 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """What a row yielded: a token if the row samples, or the error that ends this request and no other."""
+    """What a row yielded: tokens if the row samples, or the error that ends this request and no other.
+
+    `logprobs` has one entry per token, or none at all.
+    """
 
     request_id: int
-    token_id: int | None = None
-    logprob: TokenLogprob | None = None
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
     error: str | None = None
+
+    @property
+    def token_id(self) -> int | None:
+        """The first token, if there is one."""
+        return self.token_ids[0] if self.token_ids else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,10 +84,11 @@ class FakeRunner:
         if not row.sample:
             return RowResult(row.request_id)
         token = _token(kv)
-        logprob = None
+        logprobs: tuple[TokenLogprob, ...] = ()
         if row.params.logprobs is not None:
-            logprob = TokenLogprob(token, -0.5, tuple((token + i, -0.5 - i) for i in range(row.params.logprobs)))
-        return RowResult(row.request_id, token, logprob)
+            top = tuple((token + i, -0.5 - i) for i in range(row.params.logprobs))
+            logprobs = (TokenLogprob(token, -0.5, top),)
+        return RowResult(row.request_id, (token,), logprobs)
 
 
 def make_scheduler(

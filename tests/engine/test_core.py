@@ -188,7 +188,7 @@ def test_steps_that_keep_failing_end_the_process(make_peer):
 
 def test_a_runner_that_breaks_its_contract_ends_the_process(make_peer):
     runner = FakeRunner()
-    runner.execute = lambda plan: [RowResult(12345, 1)]
+    runner.execute = lambda plan: [RowResult(12345, (1,))]
     peer = make_peer(runner)
     peer.send(Add([new(1, [1])]))
     peer.thread.join(10)
@@ -276,8 +276,8 @@ def test_the_host_side_of_a_step_is_cheap():
         scheduler.add([new(i, range(1, 129), 400) for i in range(8)])
         for _ in range(5):
             plan = scheduler.schedule()
-            scheduler.update(plan, [RowResult(r.request_id, 5 if r.sample else None) for r in plan.rows])
-        results = [RowResult(i, 5) for i in range(8)]
+            scheduler.update(plan, [RowResult(r.request_id, (5,) if r.sample else ()) for r in plan.rows])
+        results = [RowResult(i, (5,)) for i in range(8)]
         steps = 300
         start = time.process_time()
         for _ in range(steps):

@@ -35,8 +35,8 @@ def walk(runner: ModelRunner, case: dict[str, Any]) -> list[TokenLogprob]:
         start = len(tokens) - 1 if given else 0
         (result,) = runner.execute(StepPlan([row(tokens, pages, start=start, params=WITH_LOGPROBS)]))
         assert result.error is None
-        assert result.logprob is not None
-        choices.append(result.logprob)
+        (logprob,) = result.logprobs
+        choices.append(logprob)
     return choices
 
 

@@ -121,8 +121,8 @@ def test_a_fault_stays_in_its_row(runner: ModelRunner, where: str) -> None:
         sequences[1][-1] = 320
     rows = [row(s, t, start=len(s) - 1, request_id=i) for i, (s, t) in enumerate(zip(sequences, tables, strict=True))]
     results = runner.execute(StepPlan(rows))
-    assert results[0] == RowResult(0, healthy[0][1])
-    assert results[2] == RowResult(2, healthy[2][1])
+    assert results[0] == RowResult(0, (healthy[0][1],))
+    assert results[2] == RowResult(2, (healthy[2][1],))
     assert results[1].token_id is None
     assert results[1].error is not None
     assert ("not finite" if where == "page" else "outside the vocabulary") in results[1].error

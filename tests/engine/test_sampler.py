@@ -150,7 +150,7 @@ def test_greedy_is_argmax() -> None:
     results = sample(values, [row(SamplingParams(temperature=0.0), request_id=i) for i in range(9)])
     assert [r.token_id for r in results] == values.argmax(dim=-1).tolist()
     assert [r.request_id for r in results] == list(range(9))
-    assert all(r.logprob is None and r.error is None for r in results)
+    assert all(r.logprobs == () and r.error is None for r in results)
 
 
 def test_a_vanishing_temperature_is_greedy() -> None:
@@ -222,17 +222,15 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
     ]
     results = sample(values, [row(p) for p in params])
     want = torch.log_softmax(values.double(), dim=-1)
-    top = results[0].logprob
-    assert top is not None
+    (top,) = results[0].logprobs
     assert [token for token, _ in top.top] == want[0].topk(4).indices.tolist()
     assert [value for _, value in top.top] == pytest.approx(want[0].topk(4).values.tolist(), abs=1e-5)
     assert (top.token_id, top.logprob) == (results[0].token_id, pytest.approx(float(want[0].max()), abs=1e-5))
-    chosen = results[1].logprob
-    assert chosen is not None
+    (chosen,) = results[1].logprobs
     assert chosen.token_id == results[1].token_id
     assert chosen.top == ()
     assert chosen.logprob == pytest.approx(float(want[1, chosen.token_id]), abs=1e-5)
-    assert results[2].logprob is None
+    assert results[2].logprobs == ()
 
 
 def test_a_bad_bias_is_that_rows_error() -> None:

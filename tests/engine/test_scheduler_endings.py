@@ -184,7 +184,7 @@ def test_results_of_another_plan_are_refused():
     with pytest.raises(RuntimeError, match="in flight"):
         scheduler.schedule()
     with pytest.raises(ValueError, match="do not match"):
-        scheduler.update(plan, [RowResult(2, 5)])
+        scheduler.update(plan, [RowResult(2, (5,))])
 
 
 def finish_with(token_ids, **params):
@@ -194,7 +194,7 @@ def finish_with(token_ids, **params):
     outputs = []
     for token in token_ids:
         plan = scheduler.schedule()
-        outputs += scheduler.update(plan, [RowResult(1, token)])
+        outputs += scheduler.update(plan, [RowResult(1, (token,))])
         scheduler.check()
         if not scheduler.has_work:
             break
