@@ -26,6 +26,7 @@ class NewRequest(msgspec.Struct, array_like=True, frozen=True):
     params: SamplingParams
     cache_salt: str | None = None
     group: int | None = None
+    grammar: str | None = None  # what the answer must be, as `engine.grammar` writes it
 
 
 class Add(msgspec.Struct, array_like=True, tag=1, frozen=True):

@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Bitmask = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 
 
 class FinishReason(StrEnum):
@@ -39,6 +44,34 @@ class SamplingParams:
     ignore_eos: bool = False
 
 
+class GrammarFailed(Exception):
+    """A grammar cannot go on. It ends the request that it belongs to and no other."""
+
+
+class TokenMasks(Protocol):
+    """Which tokens a grammar allows next: the state of one request, which advances by `accept` alone."""
+
+    def fill(self, drafts: Sequence[int], out: Bitmask) -> int:
+        """Write one packed row for the position after each prefix of `drafts` that the grammar accepts.
+
+        `out`: `[1 + len(drafts), ceil(vocab / 32)]`; bit `t % 32` of word `t // 32` is set where token `t` is allowed.
+        Stops at the first draft that is refused; returns the number of rows written, at least 1.
+
+        Raises:
+            GrammarFailed: there is no way on, or the grammar takes too much work.
+        """
+        ...
+
+    def accept(self, token_ids: Sequence[int]) -> None:
+        """Advance over tokens that were generated. Raises GrammarFailed if the grammar does not allow them."""
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing but the end can follow."""
+        ...
+
+
 @dataclass(slots=True)
 class StepRow:
     """One sequence's share of a step: compute `token_ids` at positions `start, start + 1, ...`.
@@ -61,6 +94,7 @@ class StepRow:
     all_token_ids: Sequence[int]
     num_prompt_tokens: int
     num_drafts: int = 0
+    grammar: TokenMasks | None = None  # what the next tokens may be; None: anything
 
 
 @dataclass(slots=True)
