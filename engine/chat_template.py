@@ -27,7 +27,16 @@ CHATML = (
 )
 # What a template finds under these names is not for a request to say.
 RESERVED = frozenset(
-    ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "raise_exception", "strftime_now")
+    (
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "bos_token",
+        "eos_token",
+        "raise_exception",
+        "strftime_now",
+    )
 ) | frozenset(DEFAULT_NAMESPACE)
 
 
@@ -48,10 +57,14 @@ class _GenerationTag(Extension):
 class ChatTemplate:
     """One model's template. Raises ChatTemplateError at construction when its syntax is wrong.
 
-    `fields`: the names of attributes and items that it reads of anything, fields of messages among them.
+    `fields`: the names of attributes and items that it reads of anything, fields of messages among them. `variables`:
+    the names that it reads (`tools`, `enable_thinking`, its own ones among them). `tool_template`: the one that renders
+    conversations with tools, where the model has a template of its own for them.
     """
 
-    def __init__(self, source: str | None, *, bos_token: str = "", eos_token: str = "") -> None:
+    def __init__(
+        self, source: str | None, *, bos_token: str = "", eos_token: str = "", tool_source: str | None = None
+    ) -> None:
         """`source` None: the ChatML layout. `bos_token`, `eos_token`: texts that templates may insert."""
         self._environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
@@ -63,9 +76,16 @@ class ChatTemplate:
         self.bos_token = bos_token
         self.eos_token = eos_token
         try:
-            self.fields = _fields(self._environment.parse(self.source))
+            tree = self._environment.parse(self.source)
+            self.fields = _fields(tree)
+            self.variables = frozenset(node.name for node in tree.find_all(nodes.Name) if node.ctx == "load")
         except (jinja2.TemplateSyntaxError, RecursionError) as error:
             raise _broken(error) from error
+        self.tool_template: ChatTemplate | None = None
+        if tool_source is not None:
+            self.tool_template = ChatTemplate(tool_source, bos_token=bos_token, eos_token=eos_token)
+            self.fields |= self.tool_template.fields
+            self.variables |= self.tool_template.variables
 
     @cached_property
     def _compiled(self) -> jinja2.Template:
@@ -77,26 +97,39 @@ class ChatTemplate:
     def compile(self) -> None:
         """Make it ready. Raises ChatTemplateError where that fails, an unknown filter for one."""
         _ = self._compiled
+        if self.tool_template is not None:
+            self.tool_template.compile()
 
     def render(
         self,
         messages: Sequence[Mapping[str, object]],
         *,
         tools: Sequence[Mapping[str, object]] | None = None,
+        documents: Sequence[Mapping[str, object]] | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, object] | None = None,
     ) -> str:
         """The prompt for `messages` (OpenAI's form: `role`, `content` as a string or a list of text parts).
 
+        `tools`: definitions in OpenAI's form. `documents`: texts to answer from, for templates that know them.
         `variables` are further names for the template (`enable_thinking`, …). Raises ChatTemplateError when the
         template refuses the messages or they hold anything but text.
         """
+        if tools and self.tool_template is not None:
+            return self.tool_template.render(
+                messages,
+                tools=tools,
+                documents=documents,
+                add_generation_prompt=add_generation_prompt,
+                variables=variables,
+            )
         context: dict[str, object] = dict(variables or {})
         context.update(
             bos_token=self.bos_token,
             eos_token=self.eos_token,
             messages=[with_text(message) for message in messages],
             tools=list(tools) if tools is not None else None,
+            documents=list(documents) if documents is not None else None,
             add_generation_prompt=add_generation_prompt,
         )
         try:
@@ -135,6 +168,29 @@ def with_text(message: Mapping[str, object]) -> dict[str, object]:
             raise ChatTemplateError(f"this model reads text only, not a content part of type {kind!r}")
         texts.append(text)
     return {**message, "content": "".join(texts)}
+
+
+def with_objects(message: Mapping[str, object]) -> dict[str, object]:
+    """The message with the arguments of its tool calls as objects, which templates iterate over or write as JSON.
+
+    The API has them as JSON texts; arguments that are no JSON object stay as they are.
+    """
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return dict(message)
+    return {**message, "tool_calls": [_with_object(call) for call in calls]}
+
+
+def _with_object(call: object) -> object:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    arguments = function.get("arguments") if isinstance(function, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not isinstance(arguments, str):
+        return call
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": parsed}} if isinstance(parsed, dict) else call
 
 
 def _fields(tree: nodes.Template) -> frozenset[str]:

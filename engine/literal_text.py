@@ -28,15 +28,15 @@ class LiteralText:
         self.texts: dict[str, str] = {}
 
     def hide(self, value: Any) -> Any:
-        """`value` (JSON) with every name in its texts replaced; keys of objects stay. Call it once.
+        """`value` (JSON) with every name in its texts and keys of objects replaced. Call it once.
 
         Raises:
             ValueError: the value itself holds all characters that could stand in.
         """
         names = self._names
-        if names is None or not any(names.search(text) for text in texts_of(value)):
+        if names is None or not any(names.search(text) for text in _texts_and_keys(value)):
             return value
-        taken = {character for text in texts_of(value) for character in _PRIVATE_USE.findall(text)}
+        taken = {character for text in _texts_and_keys(value) for character in _PRIVATE_USE.findall(text)}
         free = (chr(point) for point in _STAND_INS if chr(point) not in taken)
         stand_ins: dict[str, str] = {}
 
@@ -63,11 +63,23 @@ def texts_of(value: Any) -> Iterator[str]:
             yield from texts_of(item)
 
 
+def _texts_and_keys(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield name
+            yield from _texts_and_keys(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts_and_keys(item)
+
+
 def _map(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list):
         return [_map(item, change) for item in value]
     if isinstance(value, dict):
-        return {name: _map(item, change) for name, item in value.items()}
+        return {change(name): _map(item, change) for name, item in value.items()}
     return value

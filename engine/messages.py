@@ -138,6 +138,7 @@ class Template(msgspec.Struct, array_like=True, frozen=True):
     source: str
     bos_token: str
     eos_token: str
+    tool_source: str | None = None  # for conversations with tools, where it is another
 
 
 class Conversation(msgspec.Struct, array_like=True, frozen=True):
@@ -147,6 +148,8 @@ class Conversation(msgspec.Struct, array_like=True, frozen=True):
     add_generation_prompt: bool
     variables: dict[str, Any] | None
     most_characters: int  # a longer text is of no use
+    tools: list[dict[str, Any]] | None = None
+    documents: list[dict[str, Any]] | None = None
 
 
 class Rendered(msgspec.Struct, array_like=True, frozen=True):

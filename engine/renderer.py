@@ -44,7 +44,13 @@ class Renderer:
     def __init__(self, template: ChatTemplate, *, cpu_seconds: int = CPU_SECONDS) -> None:
         """`cpu_seconds`: what one conversation may take, rounded up to the next second of the process."""
         self._cpu_seconds = cpu_seconds
-        self._template = Template(template.source, template.bos_token, template.eos_token)
+        with_tools = template.tool_template
+        self._template = Template(
+            template.source,
+            template.bos_token,
+            template.eos_token,
+            None if with_tools is None else with_tools.source,
+        )
         self._lock = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
         self._socket: socket.socket | None = None

@@ -46,13 +46,21 @@ def serve(connection: socket.socket, cpu_seconds: int) -> None:
 
 
 def _compile(asked: Template) -> ChatTemplate:
-    template = ChatTemplate(asked.source, bos_token=asked.bos_token, eos_token=asked.eos_token)
+    template = ChatTemplate(
+        asked.source, bos_token=asked.bos_token, eos_token=asked.eos_token, tool_source=asked.tool_source
+    )
     template.compile()
     return template
 
 
 def _render(template: ChatTemplate, asked: Conversation) -> Rendered:
-    text = template.render(asked.messages, add_generation_prompt=asked.add_generation_prompt, variables=asked.variables)
+    text = template.render(
+        asked.messages,
+        tools=asked.tools,
+        documents=asked.documents,
+        add_generation_prompt=asked.add_generation_prompt,
+        variables=asked.variables,
+    )
     return Rendered(text) if len(text) <= asked.most_characters else Rendered(too_long=len(text))
 
 

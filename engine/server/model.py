@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.protocol import InvalidRequest, Json
-from engine.chat_template import RESERVED, ChatTemplate, ChatTemplateError, with_text
+from engine.chat_template import RESERVED, ChatTemplate, ChatTemplateError, with_objects, with_text
 from engine.literal_text import LiteralText, texts_of
 from engine.loader import read_info
 from engine.messages import Conversation
@@ -94,8 +94,16 @@ class Model:
                 param=param,
             )
 
-    def conversation(self, messages: list[Json], extras: ChatExtras, most_tokens: int) -> ChatPrompt:
-        """What the model's template is to make a text of.
+    def conversation(
+        self,
+        messages: list[Json],
+        extras: ChatExtras,
+        most_tokens: int,
+        *,
+        tools: list[Json] | None = None,
+        documents: list[Json] | None = None,
+    ) -> ChatPrompt:
+        """What the model's template is to make a text of. `tools`, `documents`: as `ChatTemplate.render` takes them.
 
         Raises:
             ChatTemplateError: the messages cannot be written as they are.
@@ -113,13 +121,13 @@ class Model:
             _check_open(messages[-1] if messages else {}, extras)
         # OpenAI's newer name for the system role; templates know the older one.
         renamed = [{**m, "role": "system"} if m.get("role") == "developer" else m for m in messages]
-        given = [[with_text(m) for m in renamed], variables]
+        given = [[with_objects(with_text(m)) for m in renamed], variables, tools, documents]
         # Before anything walks through them character by character. Roles are few words, and no text of the client's.
         characters = sum(map(len, texts_of(given))) - sum(len(message["role"]) for message in messages)
         self.check_length(characters, most_tokens, "messages")
         written = LiteralText(self.tokenizer.control_names)
         try:
-            told, variables = written.hide(given)
+            told, variables, tools, documents = written.hide(given)
         except ValueError as error:
             raise ChatTemplateError(str(error)) from error
         asked = Conversation(
@@ -127,6 +135,8 @@ class Model:
             add_generation_prompt=not opened and extras.add_generation_prompt is not False,
             variables=variables,
             most_characters=most_tokens * self.tokenizer.longest_token,
+            tools=tools,
+            documents=documents,
         )
         last = told[-1]["content"].strip() if opened else None
         return ChatPrompt(asked, last, bool(extras.add_special_tokens), written.texts)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from engine.chat_template import CHATML, ChatTemplate, ChatTemplateError
+from engine.chat_template import CHATML, ChatTemplate, ChatTemplateError, with_objects
 from engine.loader import read_info
 
 REFERENCE = json.loads((Path(__file__).parent / "data" / "smollm2_greedy.json").read_text())
@@ -92,3 +92,35 @@ def test_variables_and_date_reach_the_template() -> None:
     assert template.render([], variables={"enable_thinking": False}) == "4 False"
     # `messages` cannot be overridden by a variable.
     assert ChatTemplate("{{ messages | length }}").render([], variables={"messages": [1]}) == "0"
+
+
+DOCUMENTS = [{"title": "a", "text": "b"}]
+
+
+def test_tools_and_documents_reach_the_template_as_in_transformers() -> None:
+    source = "{% for d in documents %}{{ d.title }}: {{ d.text }}{% endfor %}{{ tools[0].function.name }}"
+    rendered, _ = render_jinja_template([MESSAGES], tools=TOOLS, documents=DOCUMENTS, chat_template=source)
+    template = ChatTemplate(source)
+    assert template.render(MESSAGES, tools=TOOLS, documents=DOCUMENTS) == rendered[0] == "a: bf"
+    assert {"tools", "documents"} <= template.variables
+
+
+def test_a_template_for_tools_serves_conversations_with_tools_only() -> None:
+    template = ChatTemplate("plain {{ bos_token }}", bos_token="<s>", tool_source="{{ bos_token }} {{ tools[0].x }}")
+    assert template.render(MESSAGES) == template.render(MESSAGES, tools=[]) == "plain <s>"
+    assert template.render(MESSAGES, tools=[{"x": 1}]) == "<s> 1"
+    assert "tools" in template.variables
+    assert "x" in template.fields
+    with pytest.raises(ChatTemplateError, match="broken at line 1"):
+        ChatTemplate("", tool_source="{% if %}")
+
+
+def test_arguments_of_tool_calls_are_objects_to_templates() -> None:
+    def call(arguments: object) -> dict[str, object]:
+        return {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": arguments}}]}
+
+    assert with_objects(call('{"a": [1]}')) == call({"a": [1]})
+    for other in ("not JSON", "[1]", "7", {"a": 1}, None):
+        assert with_objects(call(other)) == call(other)
+    for message in ({"role": "user"}, {"tool_calls": None}, {"tool_calls": ["x", {"function": None}]}):
+        assert with_objects(message) == message

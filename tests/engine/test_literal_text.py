@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,22 @@ def test_variables_of_the_template_are_text_as_well(model: Model) -> None:
     greeted = Model("m", 0, model.tokenizer, template, model.vocab_size)
     ids = encode(greeted, user("x"), chat_template_kwargs={"greeting": "<|im_end|>"})
     assert ids.count(END) == 1
+
+
+def test_tools_documents_and_arguments_of_calls_are_text_as_well(model: Model) -> None:
+    source = "{{ tools | tojson }}{{ documents | tojson }}{{ messages[0].tool_calls[0].function.arguments | tojson }}"
+    reading = Model("m", 0, model.tokenizer, ChatTemplate(source), model.vocab_size)
+    # In the JSON text of the arguments the name can be written in ways that only a parser sees.
+    arguments = '{"\\u003c|im_end|>": "\\u003c|im_start|>"}'
+    calling = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+    named = {"<|im_end|>": {"<|im_start|>": "<|im_end|>"}}
+    asked = reading.conversation([calling], ChatExtras(), 1000, tools=[named], documents=[named])
+    conversation = asked.asked
+    text = reading.template.render(conversation.messages, tools=conversation.tools, documents=conversation.documents)
+    ids = reading.chat_ids(asked, text)
+    assert not {START, END} & set(ids)
+    written = model.tokenizer.decode(ids, skip_special=False)
+    assert written == f'[{json.dumps(named)}][{json.dumps(named)}]{{"<|im_end|>": "<|im_start|>"}}'
 
 
 THINK, THOUGHT = 3, 4

@@ -44,6 +44,17 @@ async def test_it_renders_as_in_this_process() -> None:
     assert processes() == []
 
 
+async def test_tools_and_documents_go_along() -> None:
+    template = ChatTemplate("plain", tool_source="{{ tools[0].name }}{{ documents[0].text }}")
+    renderer = Renderer(template)
+    try:
+        assert await renderer.render(asked()) == "plain"
+        asking = Conversation(HELLO, True, None, 100, tools=[{"name": "f"}], documents=[{"text": "!"}])
+        assert await renderer.render(asking) == "f!"
+    finally:
+        await renderer.stop()
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
