@@ -160,7 +160,7 @@ async def admit(services: Services, life: Life, *, free: bool = False) -> None:
     for_money = _wait_for_money(services, life, policy, admission) if waits and costs else None
     try:
         if life.line is not None:
-            life.grant = await life.line.admitted(life, admission)
+            life.grant = await life.line.admitted(life, admission, for_money)
         elif for_money is not None:
             life.grant = await services.budget_queue.admit(admission, principal.key_id, life.deadline, for_money)
         else:

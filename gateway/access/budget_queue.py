@@ -196,6 +196,10 @@ class BudgetQueue:
         except BudgetExhausted as refused:
             raise _because(refused, why) from None
 
+    def others_first(self, admission: Admission) -> bool:
+        """Whether requests wait for a budget of this one that come before a newcomer."""
+        return self._line_before(admission) is not None
+
     def _line_before(self, admission: Admission) -> str | None:
         """The budget for which others wait who come first."""
         if self._lines:

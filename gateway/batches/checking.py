@@ -6,6 +6,7 @@ looked at; whether a model takes a request shows when it is asked, and then only
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -46,6 +47,8 @@ def read_line(number: int, data: bytes | None, endpoint: str) -> Line | None:
     """
     if data is None:
         raise Wrong("line_too_long", "The line is longer than a request body may be (server.max_body_bytes).")
+    if number == 1:
+        data = data.removeprefix(codecs.BOM_UTF8)  # which some editors put there
     if not data.strip():
         return None
     try:

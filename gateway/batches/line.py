@@ -8,6 +8,8 @@ before its ledger row says that it was given.
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +19,7 @@ from backends.attempt import Answer, Event
 from backends.protocol import Json
 from edge.cycle import LEAVING
 from gateway import pipeline
+from gateway.access.budget_queue import LOOK_S, SELDOM_S, Wait
 from gateway.access.limits import Admission, BudgetExhausted, Grant, Refused
 from gateway.batches.checking import Line as Asking
 from gateway.batches.results import Result
@@ -94,14 +97,18 @@ class Line:
         if self._exchange is not None:
             self._exchange.gone = True
 
-    async def admitted(self, life: Life, admission: Admission) -> Grant:
+    async def admitted(self, life: Life, admission: Admission, for_money: Wait | None) -> Grant:
         """Take it off the limits when there is room that nobody else waits for.
 
+        Where its policy lets requests wait for money it does so as long as its batch has time.
+
         Raises:
-            BudgetExhausted: its budget is spent; that does not pass by waiting.
+            BudgetExhausted: its budget is spent, and its policy lets nobody wait.
+            Unauthenticated: its key is gone by now.
         """
         assert life.principal is not None
         key_id, backend = life.principal.key_id, life.candidates[0].backend
+        pause_s = LOOK_S
         while True:
             await self._rooms.enter(key_id, backend)
             self._backend = backend
@@ -109,12 +116,26 @@ class Line:
                 grant = await self._services.queue.admit(admission, key_id, waits=False)
             except Refused as refused:
                 self._leave()
-                if isinstance(refused, BudgetExhausted) and refused.retry_after_s > _SOON_S:
+                if not isinstance(refused, BudgetExhausted) or refused.retry_after_s <= _SOON_S:
+                    self._rooms.refused(key_id, refused.retry_after_s)
+                    continue
+                if for_money is None:
                     raise
-                self._rooms.refused(key_id, refused.retry_after_s)
+                admission = await self._money(admission, for_money, refused, pause_s)
+                pause_s = min(2 * pause_s, SELDOM_S)
                 continue
             self._rooms.learn(key_id, grant.standing)
             return grant
+
+    async def _money(self, admission: Admission, wait: Wait, refused: BudgetExhausted, pause_s: float) -> Admission:
+        """Wait for money, behind every request that does; the admission with the limits of then."""
+        while True:
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            admission, may_wait = wait.renew()
+            if not may_wait:
+                raise refused
+            if not self._services.budget_queue.others_first(admission):
+                return admission
 
     def _leave(self) -> None:
         if self._backend is not None:

@@ -15,7 +15,7 @@ from backends.protocol import whole_number
 from gateway.access.principal import Principal
 from gateway.admission import authenticate
 from gateway.dialects.errors import BadRequest, NotFound, TooLarge, Unavailable
-from gateway.files.content import StorageFull
+from gateway.files.content import StorageFull, is_full
 from gateway.files.store import File, FileStore, FilesUnavailable, TooMuch, reason
 from gateway.http import JSON_TYPE, Exchange, Header
 from gateway.permissions import check_route
@@ -100,10 +100,10 @@ def said() -> Iterator[None]:
         most = f"{error.most_bytes} bytes in all (batches.max_project_bytes)"
         text = f"The files of this project may have {most}, which leaves no room for this one. Delete some."
         raise TooLarge(text, code="project_files_full") from None
-    except StorageFull:
-        text = "The gateway has no space left for files; tell whoever runs it. Nothing of this file was kept."
-        raise Unavailable(text, code="storage_full", headers={"x-should-retry": "false"}) from None
-    except (FilesUnavailable, DBAPIError, OSError) as error:
+    except (StorageFull, FilesUnavailable, DBAPIError, OSError) as error:
+        if isinstance(error, StorageFull) or is_full(error):
+            text = "The gateway has no space left for files; tell whoever runs it. Nothing of this file was kept."
+            raise Unavailable(text, code="storage_full", headers={"x-should-retry": "false"}) from None
         logger.error("files and batches cannot be reached: %s", reason(error))
         text = "Files and batches cannot be reached now, because the database is away. Try again."
         raise Unavailable(text, code="files_unavailable", headers={"retry-after": "5"}) from error

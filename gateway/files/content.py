@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Collection
 from pathlib import Path
@@ -29,6 +30,17 @@ _FULL_STATES: Final = ("53100", "53400")  # PostgreSQL: disk full, configured li
 
 class StorageFull(Exception):
     """There is no space for it."""
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error of the system or of a database says that there is no space left."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    driver = error.orig if isinstance(error, DBAPIError) else None
+    return (
+        getattr(driver, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+        or getattr(driver, "sqlstate", None) in _FULL_STATES
+    )
 
 
 class Sink(Protocol):
@@ -135,8 +147,8 @@ class _Written:
             while view:
                 view = view[os.write(self._file, view) :]
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise StorageFull(os.strerror(error.errno)) from None
+            if is_full(error):
+                raise StorageFull(str(error)) from None
             raise
 
     async def close(self) -> None:
@@ -216,7 +228,7 @@ class _Chunked:
             async with self._database.write() as connection:
                 await connection.execute(insert(file_chunks).values(**values))
         except DBAPIError as error:
-            if getattr(error.orig, "sqlstate", None) in _FULL_STATES:
+            if is_full(error):
                 raise StorageFull("the database's disk is full") from None
             raise
         self._number += 1

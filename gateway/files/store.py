@@ -17,7 +17,7 @@ import msgspec
 from sqlalchemy import ColumnElement, delete, func, insert, select, update
 from sqlalchemy.exc import DBAPIError
 
-from gateway.files.content import ABANDONED_S, CHUNK_BYTES, StorageFull, content_of
+from gateway.files.content import ABANDONED_S, CHUNK_BYTES, StorageFull, content_of, is_full
 from gateway.ledger.database import Database
 from gateway.ledger.rows import new_id, now_ms
 from gateway.ledger.schema import batches, files
@@ -177,7 +177,7 @@ class FileStore:
 
         if not await self.in_time(hide):
             return False
-        with suppress(FilesUnavailable):
+        with suppress(FilesUnavailable, StorageFull):
             await self.forget([id])
         return True
 
@@ -207,13 +207,15 @@ class FileStore:
             gone += len(ids)
 
     async def in_time(self, work: Callable[[], Awaitable[_T]]) -> _T:
-        """Raises FilesUnavailable where the database does not do it in time."""
+        """Raises FilesUnavailable where the database does not do it in time, StorageFull where it has no space."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 return await work()
         except TimeoutError:
             raise FilesUnavailable("the database does not answer") from None
         except (DBAPIError, OSError) as error:
+            if is_full(error):
+                raise StorageFull(reason(error)) from None
             raise FilesUnavailable(reason(error)) from error
 
     async def _find(self, wanted: ColumnElement[bool], order: Any, limit: int) -> list[File]:
@@ -232,7 +234,7 @@ class FileStore:
                 if gone := await self.purge():
                     logger.info("%d files are gone: their time was over, or they were never whole", gone)
             except Exception as error:  # likewise: without it they would stay for ever
-                expected = isinstance(error, DBAPIError | OSError | FilesUnavailable)
+                expected = isinstance(error, DBAPIError | OSError | FilesUnavailable | StorageFull)
                 text = "files whose time is over could not be deleted: %s"
                 logger.warning(text, reason(error), exc_info=None if expected else error)
             await asyncio.sleep(PURGE_INTERVAL_S)
@@ -286,7 +288,7 @@ class Writing:
 
     async def abandon(self) -> None:
         """Nothing is left of it; what cannot be deleted now, is later."""
-        with suppress(FilesUnavailable, OSError, DBAPIError):
+        with suppress(FilesUnavailable, StorageFull, OSError, DBAPIError):
             if self._sink is not None:
                 await self._sink.discard()
             await self._store.forget([self._row.id])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from gateway.access.ceilings import KeyChange
 from gateway.access.keys import change_key, find_key, revoke_key
 from gateway.ledger.rows import now_ms
 from gateway.ledger.schema import batches
-from tests.gateway.batching import CHAT, begin, document, ended, line, lines_in, sdk_at, sdk_of, upload
+from tests.gateway.batching import CHAT, begin, document, ended, jsonl, line, lines_in, sdk_at, sdk_of, upload
 from tests.gateway.front_door import FrontDoor, eventually, front_door
 
 
@@ -224,6 +225,59 @@ async def test_a_spent_budget_fails_the_lines_it_does_not_cover(door: FrontDoor)
     assert 0 < batch.request_counts.completed < 20
     assert {one["response"]["body"]["error"]["code"] for one in failed} == {"budget_exhausted"}
     assert sum(row["cost_nanousd"] for row in await door.rows()) <= 200_000
+
+
+async def test_a_policy_that_lets_requests_wait_for_money_lets_lines_wait(door: FrontDoor) -> None:
+    policy = """
+version: 1
+name: default
+owner: us
+routes: [{tier: small}]
+budget: {monthly_usd: %s, when_exhausted: queue}
+"""
+    door.write_policy(policy % "0.0002")
+    await eventually(lambda: door.services.policies.current.named("default").document.budget is not None)
+    async with sdk_of(door) as sdk:
+        batch = await begin(sdk, [line(str(i), max_tokens=20) for i in range(20)])
+        await asyncio.sleep(1.5)  # longer than the first look for money
+        batch = await sdk.batches.retrieve(batch.id)
+        # Those that the budget covers are answered; the others wait, and none has failed.
+        assert batch.request_counts is not None
+        assert (batch.status, batch.request_counts.failed) == ("in_progress", 0)
+        assert 0 < batch.request_counts.completed < 20
+        door.write_policy(policy % "50")
+        batch = await ended(sdk, batch)
+    assert batch.status == "completed"
+    assert batch.request_counts is not None
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (20, 0)
+
+
+async def test_lines_that_wait_for_money_fail_once_nobody_may_wait(door: FrontDoor) -> None:
+    policy = """
+version: 1
+name: default
+owner: us
+routes: [{tier: small}]
+budget: {monthly_usd: 0.0000001, when_exhausted: %s}
+"""
+    door.write_policy(policy % "queue")
+    await eventually(lambda: door.services.policies.current.named("default").document.budget is not None)
+    async with sdk_of(door) as sdk:
+        batch = await begin(sdk, [line("a", max_tokens=20)])
+        await asyncio.sleep(0.3)
+        assert (await sdk.batches.retrieve(batch.id)).status == "in_progress"
+        door.write_policy(policy % "reject")
+        batch = await ended(sdk, batch)
+        (failed,) = await lines_in(sdk, batch.error_file_id)
+    assert failed["response"]["body"]["error"]["code"] == "budget_exhausted"
+
+
+async def test_a_byte_order_mark_before_the_first_line_is_no_fault(sdk: openai.AsyncOpenAI) -> None:
+    file = await sdk.files.create(file=("a.jsonl", codecs.BOM_UTF8 + jsonl([line("a")])), purpose="batch")
+    made = await sdk.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+    batch = await ended(sdk, made)
+    assert batch.status == "completed"
+    assert [one["custom_id"] for one in await lines_in(sdk, batch.output_file_id)] == ["a"]
 
 
 async def test_headers_of_the_batch_are_those_of_its_lines(door: FrontDoor, sdk: openai.AsyncOpenAI) -> None:

@@ -7,11 +7,13 @@ import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
 import pytest
 import pytest_asyncio
+from sqlalchemy import event
 
 from bench.mock_upstream import MockUpstream
 from gateway.files.content import StorageFull
@@ -147,6 +149,31 @@ async def test_a_full_disk_is_said_and_leaves_nothing(
         await upload(sdk, [line("a")])
     assert (error.value.status_code, error.value.code) == (503, "storage_full")
     assert files_under(door.root) == []
+
+
+async def test_a_database_that_is_full_is_said_as_well(door: FrontDoor, sdk: openai.AsyncOpenAI) -> None:
+    engine = door.services.database.engine
+
+    def bounded(connection: Any, _: object) -> None:
+        connection.execute("PRAGMA max_page_count = 1")  # SQLite makes of it the pages that there are
+
+    # A database that may not grow, until a row of a file finds no page.
+    event.listen(engine.sync_engine, "connect", bounded)
+    await engine.dispose()
+    taken = []
+
+    async def fill() -> None:
+        while True:
+            taken.append(await upload(sdk, [line("a")]))
+
+    try:
+        with pytest.raises(openai.InternalServerError, match="no space left") as error:
+            await fill()
+    finally:
+        event.remove(engine.sync_engine, "connect", bounded)
+        await engine.dispose()
+    assert (error.value.status_code, error.value.code) == (503, "storage_full")
+    assert {path.name for path in files_under(door.root)} == set(taken)
 
 
 async def test_the_input_of_a_running_batch_stays(door: FrontDoor, sdk: openai.AsyncOpenAI) -> None:
