@@ -70,6 +70,7 @@ def _parse(arguments: list[str] | None) -> Config:
     parser.add_argument("--encryption-key-env", metavar="NAME", help="environment variable with the keys of the file")
     parser.add_argument("--max-batch-size", type=_positive, default=8, help="texts embedded at once")
     parser.add_argument("--max-wait-ms", type=_not_negative, default=0.0, help="how long a batch waits for company")
+    parser.add_argument("--load-wait-ms", type=_not_negative, default=50.0, help="of a look-up, for unread questions")
     parser.add_argument("--threads", type=_positive, default=1, help="threads of the embedder")
     parser.add_argument("--data-dir", type=Path, help="keep entries here over restarts; default: in memory only")
     parser.add_argument("--embeddings-host", default="127.0.0.1")

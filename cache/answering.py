@@ -22,6 +22,7 @@ from cache.promise.rule import Rule
 from cache.stats import Recorder
 from cache.store.answers import Store
 from cache.store.found import Found
+from cache.store.places import Loading
 from cache.verifier.neighbours import NEIGHBOURS, Candidate, Neighbour, candidate
 from cache.wire import (
     Case,
@@ -47,7 +48,9 @@ _OTHERS_COMPARED = 3
 class Answering:
     """Answers look-ups and takes answers in. `batcher` is None until the embedder is loaded; `state` says why."""
 
-    def __init__(self, store: Store, learning: Learning, recorder: Recorder) -> None:
+    def __init__(self, store: Store, learning: Learning, recorder: Recorder, *, load_wait_s: float) -> None:
+        """`load_wait_s`: how long a look-up waits for questions that have yet to be read from the file."""
+        self._load_wait_s = load_wait_s
         self._store = store
         self._learning = learning
         self._recorder = recorder
@@ -150,7 +153,10 @@ class Answering:
 
     async def _near_enough(self, request: LookupRequest, key: CacheKey, vector: Vector) -> LookupReply:
         """The nearest question in one place to which no guard objects, if it is near enough."""
-        nearest = await self._store.nearest(key, vector, NEIGHBOURS, ttl_s=request.ttl_s)
+        try:
+            nearest = await self._nearest(request, key, vector)
+        except Loading:
+            return LookupReply(request.id, "miss", reason="loading")
         if not nearest:
             return LookupReply(request.id, "miss", reason="no_entry")
         questions = [(near.question, near.cosine) for near in nearest]
@@ -166,7 +172,10 @@ class Answering:
         vector = await self._vector(request.key)
         if isinstance(vector, str):
             return LookupReply(request.id, "miss", reason=vector)
-        nearest = await self._store.nearest(request.key, vector, NEIGHBOURS, ttl_s=request.ttl_s)
+        try:
+            nearest = await self._nearest(request, request.key, vector)
+        except Loading:
+            return LookupReply(request.id, "miss", reason="loading")
         chosen = _candidate(request.key.text, nearest)
         if chosen is None:
             return LookupReply(request.id, "miss", reason="no_entry")
@@ -192,6 +201,11 @@ class Answering:
         return LookupReply(
             request.id, verdict.action, score, None, reason, verdict.p, _age_s(found), found.entry.id, ticket
         )
+
+    async def _nearest(self, request: LookupRequest, key: CacheKey, vector: Vector) -> list[Found]:
+        """Raises `Loading`."""
+        wait_s = self._load_wait_s
+        return await self._store.nearest(key, vector, NEIGHBOURS, ttl_s=request.ttl_s, within_s=wait_s)
 
     def _give(
         self,

@@ -59,6 +59,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     encryption_key_env: str | None = None  # None: kept as it is
     max_batch_size: int = 8
     max_wait_ms: float = 0.0
+    load_wait_ms: float = 50.0
     threads: int = 1
     data_dir: Path | None = None
     embeddings_host: str = "127.0.0.1"
@@ -97,7 +98,7 @@ class Service:
         self.batcher: Batcher | None = None
         self._notebook = Notebook(config.data_dir, self._fingerprint)
         self._learning = Learning(Keeper(), self._notebook, self._recorder)
-        self._answering = Answering(self._store, self._learning, self._recorder)
+        self._answering = Answering(self._store, self._learning, self._recorder, load_wait_s=config.load_wait_ms / 1000)
         self._writers: set[asyncio.StreamWriter] = set()
         self._requests: set[asyncio.Task[None]] = set()
         self._started = time.monotonic()

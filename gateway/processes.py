@@ -109,6 +109,7 @@ def cache_spec(settings: Settings) -> ProcessSpec:
         "--encryption-key-env": cache.encryption_key_env,
         "--max-batch-size": cache.max_batch_size,
         "--max-wait-ms": cache.max_wait_ms,
+        "--load-wait-ms": cache.load_wait_ms,
         "--threads": cache.threads,
         "--data-dir": settings.storage.data_dir,
         "--embeddings-port": cache.embeddings_port,

@@ -143,18 +143,24 @@ class Store:
         if place is not None:
             self._places.prepare(place)
 
-    async def nearest(self, key: CacheKey, vector: Vector, k: int, *, ttl_s: float | None = None) -> list[Found]:
+    async def nearest(
+        self, key: CacheKey, vector: Vector, k: int, *, ttl_s: float | None = None, within_s: float | None = None
+    ) -> list[Found]:
         """Up to `k` questions of the key's partition and context, nearest first; several may share an answer.
 
         Args:
             vector: unit vector of the question, [dimension].
+            within_s: how long to wait where they have yet to be read from the file; None: as long as it takes.
+
+        Raises:
+            Loading: that takes longer. The reading goes on.
         """
         self._way.settle()
         place = self._view.place(key)
         if place is None:
             return []
         try:
-            index = await self._places.index(place)
+            index = await self._places.index(place, within_s=within_s)
         except sqlite3.Error as error:
             if is_damage(error):
                 self._writer.report_damage(error)

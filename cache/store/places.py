@@ -38,12 +38,16 @@ class _Load:
     since: list[tuple[int, Vector | None]] = field(default_factory=list)
 
 
-async def finished(future: Future[Any]) -> None:
-    """Wait until a future of another thread has ended, well or not. Whoever waits may leave."""
+class Loading(Exception):
+    """An index is being read from the file, and that takes longer than the caller would wait."""
+
+
+async def finished(future: Future[Any], within_s: float | None = None) -> None:
+    """Wait until a future of another thread has ended, well or not, or the time is over. Whoever waits may leave."""
     waiting = asyncio.wrap_future(future)
     # Nobody may be there any more to look at a failure.
     waiting.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
-    await asyncio.wait([waiting])
+    await asyncio.wait([waiting], timeout=within_s)
 
 
 class Places:
@@ -84,10 +88,11 @@ class Places:
         if place not in self._loaded and place not in self._loading:
             self._start(place)
 
-    async def index(self, place: int) -> VectorIndex:
+    async def index(self, place: int, *, within_s: float | None = None) -> VectorIndex:
         """The index of a place, read first where it is not in memory.
 
         Raises:
+            Loading: it is still being read after `within_s`; the reading goes on.
             sqlite3.Error: it cannot be read now.
         """
         self.settle()
@@ -95,7 +100,9 @@ class Places:
         if index is None:
             self.prepare(place)
             load = self._loading[place]
-            await finished(load.index)
+            await finished(load.index, within_s)
+            if not load.index.done():
+                raise Loading
             self.settle()
             index = self._loaded.get(place)
             if index is None:  # empty, or void by now

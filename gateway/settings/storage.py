@@ -37,6 +37,9 @@ class CacheSettings(Strict):
     )
     max_batch_size: int = Field(8, ge=1)
     max_wait_ms: float = Field(0.0, ge=0)
+    load_wait_ms: float = Field(
+        50.0, ge=0, description="How long a look-up waits where questions have yet to be read from the file."
+    )
     lookup_timeout_ms: float = Field(250.0, gt=0, description="A slower look-up counts as a miss.")
     hit_jitter_ms: float = Field(
         0.0, ge=0, le=60_000, description="A hit waits a random time up to this, so that its speed tells less."
