@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
 
-    Bitmask = np.ndarray[tuple[int, int], np.dtype[np.int32]]
+# Packed bits `[rows, words]`: what `TokenMasks` writes.
+Bitmask = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 
 
 class FinishReason(StrEnum):
@@ -42,6 +42,9 @@ class SamplingParams:
     min_tokens: int = 0
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    typical_p: float = 1.0  # 1: off
+    bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of tokens that the answer must not hold
+    prompt_logprobs: int | None = None  # as `logprobs`, of the prompt's tokens from the second on
 
 
 class GrammarFailed(Exception):
@@ -117,6 +120,7 @@ class TokenLogprob:
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int = 0  # 1: no token is likelier; 0: not known
 
 
 @dataclass(frozen=True, slots=True)

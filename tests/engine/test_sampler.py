@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from engine.sampler import Sampler
+from engine.sampling.truncate import scale, target_probs
 from engine.types import RowResult, SamplingParams, StepRow
 
 VOCAB = 16
@@ -57,6 +58,9 @@ def naive(
     if len(answer) < p.min_tokens:
         for token in END | p.stop_token_ids:
             x[token] = -math.inf
+    for word in p.bad_words:
+        if len(word) <= len(answer) + 1 and (*answer, word[-1])[-len(word) :] == word:
+            x[word[-1]] = -math.inf
     for token in {*prompt, *answer}:
         x[token] = x[token] / p.repetition_penalty if x[token] > 0 else x[token] * p.repetition_penalty
     for token, count in Counter(answer).items():
@@ -64,6 +68,17 @@ def naive(
     x = [value / p.temperature for value in x]
     if p.min_p:
         x = [v if v >= max(x) + math.log(p.min_p) else -math.inf for v in x]
+    if p.typical_p < 1:
+        total = sum(map(math.exp, x))
+        surprise = {i: math.log(total) - v for i, v in enumerate(x) if v > -math.inf}
+        entropy = sum(math.exp(-value) * value for value in surprise.values())
+        held, mass = set(), 0.0
+        for i in sorted(surprise, key=lambda i: abs(surprise[i] - entropy)):
+            if mass >= p.typical_p and held:
+                break
+            held.add(i)
+            mass += math.exp(-surprise[i])
+        x = [v if i in held else -math.inf for i, v in enumerate(x)]
     ranked = sorted(range(len(x)), key=lambda i: -x[i])
     if p.top_k:
         for i in ranked[p.top_k :]:
@@ -99,6 +114,12 @@ def naive(
         {"logit_bias": {4: 3.0, 9: -100.0}},
         {"min_tokens": 9, "stop_token_ids": frozenset({7, 8})},
         {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.4, "top_p": 0.9},
+        {"typical_p": 0.2},
+        {"typical_p": 0.8},
+        {"typical_p": 0.0},
+        {"typical_p": 0.9, "min_p": 0.02, "top_k": 7, "top_p": 0.8, "temperature": 1.4},
+        {"bad_words": ((4,), (6, 0, 9), (6, 9), (5, 6, 6, 0, 8), (2, 5, 5, 6, 6, 0, 10))},
+        {"temperature": 1e30},
     ],
     ids=str,
 )
@@ -115,6 +136,30 @@ def test_distribution(params: dict[str, Any]) -> None:
     # The 99.99 % quantile (Wilson and Hilferty 1931); seeds are fixed, so this passes or fails the same way always.
     limit = freedom * (1 - 2 / (9 * freedom) + 3.72 * math.sqrt(2 / (9 * freedom))) ** 3 if freedom else 1e-9
     assert chi_square <= limit
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{}, {"top_k": 5}, {"top_p": 0.6}, {"top_p": 0.0}, {"typical_p": 0.5, "top_k": 6, "top_p": 0.7, "min_p": 0.05}],
+    ids=str,
+)
+def test_the_whole_distribution(params: dict[str, Any]) -> None:
+    """What `target_probs` says is the textbook's distribution, in rows of different kinds at once."""
+    values = logits(3, VOCAB, seed=12)
+    kinds = [SamplingParams(temperature=0.7), SamplingParams(**params), SamplingParams(top_k=3)]
+    probs = target_probs(scale(values, kinds), kinds)
+    assert probs[1].tolist() == pytest.approx(naive(values[1], params, (), ()), abs=1e-6)
+    assert probs[2].tolist() == pytest.approx(naive(values[2], {"top_k": 3}, (), ()), abs=1e-6)
+
+
+@pytest.mark.parametrize("mass", [0.1, 0.3, 0.5, 0.7, 0.9, 0.99])
+def test_typical_p_keeps_what_transformers_keeps(mass: float) -> None:
+    from transformers import TypicalLogitsWarper
+
+    values = logits(8, 500, seed=4, spread=3.0)
+    want = TypicalLogitsWarper(mass=mass)(torch.zeros(8, 1, dtype=torch.int64), values.clone())
+    found = scale(values, [SamplingParams(typical_p=mass)] * 8)
+    assert torch.equal(found.isinf(), want.isinf())
 
 
 def test_successive_positions_are_independent() -> None:
@@ -179,7 +224,7 @@ def test_greedy_honours_penalties_and_masks() -> None:
 
 
 def test_mates_and_order_do_not_matter() -> None:
-    """Twelve rows of every kind: each gets alone, and in any order, what it gets together."""
+    """Rows of every kind: each gets alone, and in any order, what it gets together."""
     kinds: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"seed": 1},
@@ -192,6 +237,8 @@ def test_mates_and_order_do_not_matter() -> None:
         {"seed": 7, "top_k": 900, "top_p": 0.999},
         {"seed": 8, "min_tokens": 4},
         {"seed": 9, "temperature": 3.0},
+        {"seed": 10, "typical_p": 0.3},
+        {"seed": 11, "bad_words": ((5,), (2, 7))},
         {"seed": -12345678901234567890},
     ]
     values = logits(len(kinds), 1000, spread=1.0)
@@ -233,6 +280,80 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
     assert results[2].logprobs == ()
 
 
+def test_ranks_count_the_likelier_tokens() -> None:
+    values = logits(4, 50)
+    results = sample(values, [row(SamplingParams(seed=seed, temperature=2.0, logprobs=1)) for seed in range(4)])
+    for i, result in enumerate(results):
+        (entry,) = result.logprobs
+        assert entry.rank == 1 + int((values[i] > values[i, entry.token_id]).sum())
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"bad_words": tuple((token,) for token in range(VOCAB))},
+        {"bad_words": tuple((2, token) for token in range(VOCAB))},
+        {"logit_bias": dict.fromkeys(range(VOCAB), -math.inf), "temperature": 0.0},
+        {"logit_bias": {3: math.inf}},
+        {"min_tokens": 9, "stop_token_ids": frozenset(range(VOCAB))},
+    ],
+    ids=["every word", "every pair", "every bias", "infinite bias", "every stop"],
+)
+def test_a_row_without_a_token_left_is_its_own_error(params: dict[str, Any]) -> None:
+    values = logits(3, VOCAB)
+    mates = [row(SamplingParams(seed=1, top_p=0.9, logprobs=2), request_id=1), row(SamplingParams(temperature=0.0))]
+    alone = sample(values[[0, 2]], mates)
+    first, empty, last = sample(values, [mates[0], row(SamplingParams(**params), answer=(2,)), mates[1]])
+    assert (first, last) == (alone[0], alone[1])
+    assert empty.token_ids == ()
+    assert empty.error is not None
+    assert "leave no token" in empty.error
+
+
+def test_logits_that_are_no_numbers_disturb_no_other_row() -> None:
+    kinds: list[dict[str, Any]] = [{}, {"top_p": 0.5}, {"top_k": 3}, {"typical_p": 0.5}, {"logprobs": 2, "top_p": 0.9}]
+    rows = [row(SamplingParams(seed=i, **kind)) for i, kind in enumerate([*kinds, *kinds])]
+    values = logits(len(rows), 300)
+    sound = Sampler(END).sample(values, rows)
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        broken = values.clone()
+        broken[: len(kinds), 7] = bad
+        broken[1] = bad
+        assert Sampler(END).sample(broken, rows)[len(kinds) :] == sound[len(kinds) :]
+
+
+def test_extreme_values() -> None:
+    values = logits(1, 200)
+    values[0, :20] *= 1e30
+    best = int(values.argmax())
+    long = tuple(range(20)) * 500
+
+    def chosen(history: tuple[int, ...] = (), **params: Any) -> int:
+        (result,) = sample(values, [row(SamplingParams(seed=1, **params), answer=history)])
+        assert result.error is None
+        assert result.token_id is not None
+        return result.token_id
+
+    assert chosen(temperature=1e-5) == best
+    assert chosen(temperature=2.0, top_k=10_000) == best
+    assert chosen(temperature=2.0, top_p=0.0) == best
+    assert chosen(temperature=2.0, logit_bias={50: 100.0}) == best
+    assert 0 <= chosen(temperature=1e35) < 200
+    values[0, :20] /= 1e30
+    assert chosen(logit_bias={50: 100.0}) == 50
+    assert chosen(logit_bias={best: -100.0}, temperature=0.0) != best
+    assert chosen(long, frequency_penalty=2.0, presence_penalty=2.0) >= 20
+    assert chosen(long, repetition_penalty=100.0, temperature=0.1) >= 20
+    assert chosen(long, frequency_penalty=-2.0) < 20
+
+
+@pytest.mark.parametrize("words", [((16,),), ((1, -1),), ((),)])
+def test_words_that_do_not_fit_are_that_rows_error(words: tuple[tuple[int, ...], ...]) -> None:
+    (result,) = sample(logits(1, VOCAB), [row(SamplingParams(bad_words=words))])
+    assert result.error is not None
+    assert result.error.startswith("bad_words")
+
+
 def test_a_bad_bias_is_that_rows_error() -> None:
     values = logits(2, VOCAB)
     bad, good = sample(values, [row(SamplingParams(logit_bias={16: 1.0})), row(SamplingParams(temperature=0.0))])
@@ -243,8 +364,8 @@ def test_a_bad_bias_is_that_rows_error() -> None:
 
 def test_a_token_of_no_probability_is_never_drawn() -> None:
     """The number drawn may be as close to 0 or 1 as a double can be."""
-    from engine.sampler import _invert
+    from engine.sampling.draw import invert
 
     probs = torch.tensor([[0.0, 0.3, 0.0, 0.7, 0.0]])
     for uniform, token in ((0.0, 1), (0.2999, 1), (0.3001, 3), (1 - 2**-53, 3)):
-        assert _invert(probs, torch.tensor([[uniform]], dtype=torch.float64)).item() == token
+        assert invert(probs, torch.tensor([[uniform]], dtype=torch.float64)).item() == token
