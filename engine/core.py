@@ -8,7 +8,6 @@ HTTP process goes, the core goes. `python -m engine.core FD PARENT_PID CONFIG_JS
 from __future__ import annotations
 
 import gc
-import hashlib
 import logging
 import math
 import os
@@ -19,7 +18,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
@@ -220,19 +218,6 @@ class EngineCore:
 Load = Callable[[EngineConfig, socket.socket], tuple[EngineCore, Ready]]
 
 
-def model_digest(path: Path) -> bytes:
-    """A digest of the model file's content, by its size and 64 samples of 64 KiB: fast for files of any size."""
-    digest = hashlib.blake2b(digest_size=16)
-    size = path.stat().st_size
-    digest.update(size.to_bytes(8, "little"))
-    sample = 1 << 16
-    with path.open("rb") as file:
-        for index in range(64):
-            file.seek(max(0, size - sample) * index // 63)
-            digest.update(file.read(sample))
-    return digest.digest()
-
-
 def build_scheduler(config: EngineConfig, runner: Runner, digest: bytes, end_token_ids: frozenset[int]) -> Scheduler:
     """The scheduler that fits the runner's cache geometry and context length."""
     geometry = runner.geometry
@@ -258,16 +243,16 @@ def load_model(config: EngineConfig, connection: socket.socket) -> tuple[EngineC
     from engine import threads
 
     num_threads = threads.configure(config.threads)  # before anything imports torch
-    from engine.loader import read_info
+    from engine.loader import open_model
     from engine.runner import load_runner
     from engine.tokenizer import end_ids
 
     start = time.monotonic()
-    path = Path(config.model_path)
-    digest = model_digest(path)
-    end_token_ids = end_ids(read_info(path).tokenizer)
+    model = open_model(config.model_path)
+    digest = model.digest()
+    end_token_ids = end_ids(model.info.tokenizer)
     runner = load_runner(
-        path,
+        model,
         precision=config.precision,
         threads=num_threads,
         max_model_len=config.max_model_len,

@@ -18,9 +18,7 @@ from engine.kernels.jit_monitor import monitor as jit_monitor
 from engine.layers import native
 from engine.layers.attention import AttentionBackend, AttentionConfig, StepGeometry
 from engine.layers.device import build_attention, build_ops
-from engine.loader.families import GgufTensors
-from engine.loader.gguf import GgufFile
-from engine.loader.info import read_tokenizer
+from engine.loader import OpenModel, open_model
 from engine.memory import (
     Demand,
     MemoryLedger,
@@ -201,7 +199,7 @@ def step_geometry(rows: Sequence[StepRow], block_size: int, max_model_len: int) 
 
 
 def load_runner(
-    path: Path | str,
+    model: OpenModel | Path | str,
     *,
     precision: str = "auto",
     threads: int | None = None,
@@ -212,7 +210,7 @@ def load_runner(
     max_num_batched_tokens: int = 512,
     max_num_seqs: int = 64,
 ) -> ModelRunner:
-    """Load a model file for serving.
+    """Load a model, open already or the path of one, for serving.
 
     `precision`: "float32" is exact and reproduces transformers' greedy tokens; "bfloat16" rounds weights and
     activations; "auto" is the fastest that this machine does well (on a CPU: four-bit weights where the file has them
@@ -221,8 +219,9 @@ def load_runner(
 
     Raises ModelFileError (the file), EngineMemoryError (it does not fit), ValueError (a parameter out of range).
     """
-    file = GgufFile(path)
-    source = GgufTensors(file)
+    if not isinstance(model, OpenModel):
+        model = open_model(model)
+    source = model.tensors()
     spec = source.spec
     max_model_len = spec.max_position if max_model_len is None else max_model_len
     if not 1 <= max_model_len <= spec.max_position:
@@ -272,9 +271,9 @@ def load_runner(
     attention = build_attention(config)
     ops = build_ops(target)
     decoder = Decoder(source, policy, attention, ops, max_position=max_model_len)
-    sampler = Sampler(end_ids(read_tokenizer(file, spec.vocab_size)))
+    sampler = Sampler(end_ids(model.info.tokenizer))
     runner = ModelRunner(decoder, attention, sampler, max_model_len=max_model_len, precision=precision)
     runner.warm_up()
     jit_monitor.mark_warm()
-    logger.info("loaded %s: %s", path, runner.describe())
+    logger.info("loaded %s: %s", model.path, runner.describe())
     return runner

@@ -60,7 +60,10 @@ class Model:
             return "" if token_id is None else tokens[token_id]
 
         template = ChatTemplate(
-            info.chat_template, bos_token=text(info.tokenizer.bos_id), eos_token=text(info.tokenizer.eos_id)
+            info.chat_template,
+            bos_token=text(info.tokenizer.bos_id),
+            eos_token=text(info.tokenizer.eos_id),
+            tool_source=info.tool_template,
         )
         return cls(name, int(path.stat().st_mtime), Tokenizer(info), template, info.spec.vocab_size, sampling)
 

@@ -125,7 +125,7 @@ def test_unsupported_features_are_refused(tiny: Path, metadata: dict[str, int | 
     file = GgufFile(tiny)
     file.metadata.update(metadata)
     from engine.loader.families import read_spec
-    from engine.loader.info import read_tokenizer
+    from engine.loader.gguf_model import read_tokenizer
 
     with pytest.raises(ModelFileError, match=message):
         read_tokenizer(file, read_spec(file).vocab_size)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as HuggingFace
 
 from engine.chat_template import ChatTemplate
-from engine.loader.info import ModelInfo, read_info
+from engine.loader import ModelInfo, read_info
 from engine.tokenizer import Tokenizer
 from gateway.access.input_bound import PER_IMAGE, PER_REQUEST, TOOLS, input_bound, text_bound
 
