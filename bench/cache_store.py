@@ -5,7 +5,8 @@ within a group); an answer has 600 bytes. Beside the index, FAISS's plain search
 
     python -m bench.cache_store [--entries 1000000] [--large 50000] [--key] [--folder FOLDER]
 
-With `--key` everything is encrypted. A folder that holds such a store from an earlier run is used as it is.
+With `--key` everything is encrypted. A folder that holds such a store from an earlier run is used as it is; without one
+the large partition is purged at the end.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from bench.report import Row, report
 from cache.entry import Entry
 from cache.key import CacheKey
 from cache.store.answers import Store
-from cache.store.changes import Vector
+from cache.store.changes import Purge, Vector
 from cache.store.index import VectorIndex
 
 DIMENSION = 384
@@ -156,8 +157,31 @@ async def measure(folder: Path, options: argparse.Namespace) -> list[Row]:
         "insertion_in_place_of", f"{setting}, what the event loop waits", await timed(put, list(range(2000)))
     )
     await store.flush()
+    if options.folder is None:  # one that is kept is to be as it was
+        rows += await measure_purge(store, setting)
     store.close()
     return rows
+
+
+async def measure_purge(store: Store, setting: str) -> list[Row]:
+    """Forget the large partition: how long it takes, until the file has nothing of it, and how look-ups fare meanwhile."""
+    scope, others = key_of(0, 1).scope, [key_of(number, 0) for number in range(100, 300)]
+    waits: list[float] = []
+    begun = time.perf_counter()
+    removed = await store.purge(Purge(scope=scope))
+    returned = time.perf_counter() - begun
+    while store.size().erasing:
+        asked = time.perf_counter()
+        store.get_exact(others[len(waits) % len(others)])
+        waits.append((time.perf_counter() - asked) * 1000)
+        await asyncio.sleep(0.001)
+    erased = time.perf_counter() - begun
+    setting = f"{setting}, {removed:,} forgotten"
+    return [
+        Row.of("purge", "tierline", setting, "ms", [returned * 1000]),
+        Row.of("erased_from_the_file", "tierline", setting, "s", [erased]),
+        *percentiles("exact_look_up_meanwhile", setting, sorted(waits)),
+    ]
 
 
 def measure_index(count: int) -> list[Row]:

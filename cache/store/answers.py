@@ -85,7 +85,7 @@ class Store:
         self._most_file_bytes = max_disk_bytes if folder is not None else max_bytes // 2
         self._writer = Writer(self._disk, seals, max_entries=max_entries, max_bytes=self._most_file_bytes)
         self._reader = Reader(self._disk, seals, self._writer)
-        self._pending = Pending()
+        self._pending = Pending(self._writer.unfinished)
         self._view = View(self._disk, self._reader, self._pending)
         self._places = Places(self._disk, seals, self._pending.vectors_in, max_bytes=max_bytes // 2)
         self._most_answer_bytes = min(max_bytes, self._most_file_bytes) // _SHARE_OF_ONE_ANSWER
@@ -106,6 +106,7 @@ class Store:
             evictions=self._way.evictions,
             expirations=self._way.expirations,
             purged=self._way.purged,
+            erasing=self._pending.purges,
             unwritten=len(self._pending),
             unreadable=self._reader.unreadable,
             error=self._writer.error,
@@ -288,13 +289,15 @@ class Store:
     async def purge(self, purge: Purge) -> int:
         """Forget answers; returns how many, once the file says so. They are not found from the first moment on.
 
+        More than some hundred are taken out of the file afterwards, in pieces, if need be by a later process.
+
         Raises:
             OSError: the file cannot be written now: they are gone while this process lives, and from the file once it
                 can be written again.
         """
         self._way.settle()
         born_before = None if purge.older_than_s is None else self._clock() - purge.older_than_s
-        change = PurgeAnswers(purge, self._named(purge), born_before, self._way.latest_id)
+        change = PurgeAnswers(purge, self._view.named(purge), born_before, self._way.latest_id)
         if self.listener is not None:
             self.listener.purged(purge)
         return await self._way.written(change)
@@ -346,18 +349,6 @@ class Store:
         self._places.close()
         self._reader.close()
         self._disk.close()
-
-    def _named(self, purge: Purge) -> int | None:
-        """The one answer that a purge is about, 0 when there is none, None when it is about more."""
-        named = set()
-        if purge.exact is not None:
-            known = self._view.by_exact(self._view.exact(purge.exact))
-            named.add(0 if known is None else known.answer_id)
-        if purge.entry is not None:
-            named.add(self._view.answer_of(purge.entry) or 0)
-        if not named:
-            return None
-        return named.pop() if len(named) == 1 else 0
 
     def _question(self, key: CacheKey, answer_id: int, author: str, vector: Vector | None, *, fuzzy: bool) -> Question:
         if vector is not None and not np.isfinite(vector).all():

@@ -143,8 +143,7 @@ class Expire:
 
 
 SmallChange = PutAnswer | AddQuestion | SetVector | ForgetAnswer | ForgetQuestion | CountUses
-LargeChange = PurgeAnswers | Expire  # may touch every answer: made in bounded steps
-Change = SmallChange | LargeChange
+Change = SmallChange | PurgeAnswers | Expire
 
 
 @dataclass(slots=True)
@@ -162,6 +161,7 @@ class Batch:
     submitted: list[Submitted]
     gone: list[tuple[int, int]] = field(default_factory=list)  # (place, question id)
     emptied: bool = False  # everything is gone
+    erased: list[PurgeAnswers] = field(default_factory=list)  # nothing that they mean is in the file any more
     evicted: int = 0
     expired: int = 0
     purged: int = 0

@@ -38,6 +38,7 @@ class Size(msgspec.Struct, frozen=True):
         loading: indexes that are being read or built.
         waiting_vectors: questions whose vector the present embedder is yet to make.
         evictions, expirations, purged: answers that went since the store was opened, to make room, by age, as told.
+        erasing: purges whose answers are never given again, and lie in the file still.
         unwritten: changes that are not in the file yet.
         unreadable: values found damaged, or encrypted with a key that is not configured.
         error: why the file cannot be written at present.
@@ -54,6 +55,7 @@ class Size(msgspec.Struct, frozen=True):
     evictions: int
     expirations: int
     purged: int
+    erasing: int
     unwritten: int
     unreadable: int
     error: str | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from cache.entry import Entry
 from cache.store.changes import (
@@ -22,9 +22,13 @@ _CHANGE_OVERHEAD_BYTES = 1000  # objects and dictionaries
 
 
 class Pending:
-    """What was submitted and not written. `bytes` is what it takes in memory, about."""
+    """What was submitted and not written, and purges until the file has nothing of them any more.
 
-    def __init__(self) -> None:
+    `bytes` is what it takes in memory, about.
+    """
+
+    def __init__(self, unfinished: Sequence[PurgeAnswers] = ()) -> None:
+        """`unfinished`: purges that are written, and whose answers are still in the file."""
         self.bytes = 0
         self._count = 0
         self._questions: dict[int, Question] = {}
@@ -37,6 +41,7 @@ class Pending:
         self._gone_answers: set[int] = set()
         self._gone_questions: set[int] = set()
         self._purges: list[PurgeAnswers] = []
+        self._erasing = list(unfinished)
         self._vectors: dict[int, SetVector] = {}
 
     def add(self, submitted: Submitted) -> None:
@@ -76,6 +81,7 @@ class Pending:
                 self._gone_questions.discard(question_id)
             case PurgeAnswers():
                 self._purges.remove(change)
+                self._erasing.append(change)
         self.bytes -= _size_bytes(change)
         self._count -= 1
 
@@ -130,7 +136,21 @@ class Pending:
         """Whether a question was forgotten, by itself or with its answer."""
         if answer_id in self._gone_answers or question_id in self._gone_questions:
             return True
-        return any(_matches(purge, answer_id, scope, entry) for purge in self._purges)
+        return any(_matches(purge, answer_id, scope, entry) for purge in (*self._purges, *self._erasing))
+
+    def erased(self, purges: Iterable[PurgeAnswers]) -> None:
+        """The file has nothing of these purges any more."""
+        for purge in purges:
+            self._erasing.remove(purge)
+
+    def emptied(self) -> None:
+        """The file has nothing at all any more."""
+        self._erasing.clear()
+
+    @property
+    def purges(self) -> int:
+        """How many purges are under way."""
+        return len(self._purges) + len(self._erasing)
 
     def _add_question(self, question: Question) -> None:
         self._questions[question.id] = question

@@ -5,6 +5,7 @@
     questions  one row a question, by exact and folded digest; its text sealed
     vectors    one row a question that other words may find, sorted by place, so that a place is read in one go
     places     numbers of partition and context, by digest
+    purges     those whose answers are yet to be erased; until then whoever reads must hide them
     facts      one row: running totals, the next ids
 
 Nothing here commits: who calls decides what belongs together.
@@ -28,9 +29,9 @@ from cache.store.changes import (
     AddQuestion,
     Batch,
     CountUses,
+    Expire,
     ForgetAnswer,
     ForgetQuestion,
-    LargeChange,
     PurgeAnswers,
     PutAnswer,
     Question,
@@ -39,8 +40,9 @@ from cache.store.changes import (
     Vector,
 )
 from cache.store.cipher import Sealer
+from cache.store.purges import AT_ONCE, Purges, marked
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 SCHEMA = """
 CREATE TABLE answers (
     id INTEGER PRIMARY KEY, question INTEGER NOT NULL, request BLOB NOT NULL, scope TEXT NOT NULL, model TEXT NOT NULL,
@@ -66,6 +68,7 @@ CREATE TABLE vectors (
 ) WITHOUT ROWID;
 CREATE INDEX vectors_embedder ON vectors (embedder);
 CREATE TABLE places (id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, body BLOB NOT NULL);
+CREATE TABLE purges (id INTEGER PRIMARY KEY, body BLOB NOT NULL);
 CREATE TABLE embedders (id INTEGER PRIMARY KEY, fingerprint TEXT NOT NULL UNIQUE);
 CREATE TABLE facts (
     one INTEGER PRIMARY KEY CHECK (one = 1), key_version TEXT NOT NULL, secret BLOB NOT NULL,
@@ -77,8 +80,6 @@ CREATE TABLE facts (
 NO_EMBEDDER = 0
 # What an answer saves at least, whatever its model cost: the time to make it again.
 _LEAST_SAVING_NANOUSD = 10_000
-_CHUNK = 500
-_TAG_MARK = "\x1f"
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Entry)
@@ -86,7 +87,10 @@ _pair_decoder = msgspec.msgpack.Decoder(tuple[str, str])
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """What the file holds. `vectors` are those of the present embedder, `waiting` those yet to be made."""
+    """What the file holds; `answers` without those that were purged and are yet to be erased.
+
+    `vectors` are those of the present embedder, `waiting` those yet to be made.
+    """
 
     answers: int = 0
     questions: int = 0
@@ -103,10 +107,22 @@ class Tables:
         self._embedder = embedder
         row = connection.execute("SELECT answers, questions, vectors, waiting, level FROM facts").fetchone()
         self._answers, self._questions, self._vectors, self._waiting, self._level = row
+        self._purges = Purges(connection)
 
     @property
     def totals(self) -> Totals:
-        return Totals(self._answers, self._questions, self._vectors, self._waiting)
+        return Totals(self._answers - self._purges.left, self._questions, self._vectors, self._waiting)
+
+    @property
+    def answers(self) -> int:
+        """Answers in the file, those that are yet to be erased among them."""
+        count: int = self._answers
+        return count
+
+    @property
+    def erasing(self) -> list[PurgeAnswers]:
+        """Purges whose answers are still in the file."""
+        return self._purges.changes
 
     def reread(self) -> None:
         """Take the totals from the file again, after a transaction that came to nothing."""
@@ -146,24 +162,39 @@ class Tables:
                 )
                 return 0
 
-    def step(self, change: LargeChange, batch: Batch) -> tuple[int, bool]:
-        """Make a bounded part of a change; returns how many answers it removed, and whether there are more."""
-        if isinstance(change, PurgeAnswers) and change.purge.everything:
-            removed = self._empty()
-            batch.emptied, batch.purged = True, batch.purged + removed
-            return removed, False
-        if isinstance(change, PurgeAnswers):
-            condition, values = _purge_condition(change)
+    def purge(self, change: PurgeAnswers, batch: Batch) -> int:
+        """Make a purge; returns how many answers it means. Many are noted only: `erase` takes them out."""
+        if change.purge.everything:
+            removed = self.totals.answers
+            self._empty()
+            batch.emptied = True
         else:
-            condition, values = "expires_at <= ?", [change.now]
-        query = f"SELECT id FROM answers WHERE {condition} LIMIT {_CHUNK}"
-        ids = [id for (id,) in self._db.execute(query, values).fetchall()]
+            removed = self._purges.meant(change)
+            if removed <= AT_ONCE:
+                self.remove(self._purges.ids(change), batch)
+                batch.erased.append(change)
+            else:
+                self._purges.note(change, removed)
+        batch.purged += removed
+        return removed
+
+    def erase(self, batch: Batch) -> None:
+        """Take a bounded part of the oldest purge out of the file."""
+        ids = self._purges.next_ids()
+        self.remove(ids, batch)
+        finished = self._purges.advance(ids)
+        if finished is not None:
+            batch.erased.append(finished)
+
+    def expire(self, change: Expire, batch: Batch) -> tuple[int, bool]:
+        """Forget a bounded part of what is past its time; returns how many answers, and whether there are more."""
+        rows = self._db.execute(
+            "SELECT id FROM answers WHERE expires_at <= ? LIMIT ?", (change.now, AT_ONCE)
+        ).fetchall()
+        ids = [id for (id,) in rows]
         removed = self.remove(ids, batch)
-        if isinstance(change, PurgeAnswers):
-            batch.purged += removed
-        else:
-            batch.expired += removed
-        return removed, len(ids) == _CHUNK
+        batch.expired += removed
+        return removed, len(ids) == AT_ONCE
 
     def evict(self, count: int, batch: Batch) -> int:
         """Forget the answers that are worth least; returns how many there were."""
@@ -177,9 +208,10 @@ class Tables:
     def remove(self, answer_ids: Sequence[int], batch: Batch) -> int:
         """Forget answers with all their questions; returns how many there were."""
         removed = 0
-        for start in range(0, len(answer_ids), _CHUNK):
-            ids = list(answer_ids[start : start + _CHUNK])
+        for start in range(0, len(answer_ids), AT_ONCE):
+            ids = list(answer_ids[start : start + AT_ONCE])
             marks = _marks(ids)
+            self._purges.removing(ids)
             questions = self._db.execute(f"SELECT place, id FROM questions WHERE answer IN ({marks})", ids).fetchall()
             self._remove_questions(questions, batch)
             self._db.execute(f"DELETE FROM bodies WHERE id IN ({marks})", ids)
@@ -204,7 +236,7 @@ class Tables:
             "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?)",
             (
                 id, question.id, request_digest(entry.id), question.key.scope, entry.model, entry.policy,
-                _tags(entry.tags), entry.created_at, entry.expires_at, size, saves, self._level + saves / size,
+                marked(entry.tags), entry.created_at, entry.expires_at, size, saves, self._level + saves / size,
             ),
         )  # fmt: skip
         self._answers += 1
@@ -285,29 +317,12 @@ class Tables:
             )
         batch.gone += questions
 
-    def _empty(self) -> int:
+    def _empty(self) -> None:
         """Forget every answer, without looking at each."""
-        removed: int = self._answers
         for table in ("answers", "bodies", "questions", "vectors", "places"):
             self._db.execute(f"DELETE FROM {table}")
         self._answers = self._questions = self._vectors = self._waiting = 0
-        return removed
-
-
-def _purge_condition(change: PurgeAnswers) -> tuple[str, list[object]]:
-    purge = change.purge
-    conditions: list[tuple[str, object]] = [("id <= ?", change.up_to_id)]
-    conditions += [("scope = ?", purge.scope)] if purge.scope is not None else []
-    conditions += [("model = ?", purge.model)] if purge.model is not None else []
-    conditions += [("policy = ?", purge.policy)] if purge.policy is not None else []
-    conditions += [("created_at <= ?", change.born_before)] if change.born_before is not None else []
-    conditions += [("instr(tags, ?)", _tags((purge.tag,)))] if purge.tag is not None else []
-    conditions += [("id = ?", change.answer_id)] if change.answer_id is not None else []
-    return " AND ".join(text for text, _ in conditions), [value for _, value in conditions]
-
-
-def _tags(tags: tuple[str, ...]) -> str:
-    return "".join(f"{_TAG_MARK}{tag}{_TAG_MARK}" for tag in tags)
+        self._purges.clear()
 
 
 def _marks(values: Sequence[object]) -> str:

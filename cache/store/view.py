@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from cache.key import CacheKey
-from cache.store.changes import Question
+from cache.store.changes import Purge, Question
 from cache.store.disk import Disk
 from cache.store.pending import Pending
 from cache.store.reader import Known, Reader
@@ -59,6 +59,18 @@ class View:
         id = self._pending.by_request(entry_id)
         id = self._reader.by_request(entry_id) if id is None else id
         return None if id is None or self.own_question(id) is None else id
+
+    def named(self, purge: Purge) -> int | None:
+        """The one answer that a purge is about, 0 when there is none, None when it is about more."""
+        named = set()
+        if purge.exact is not None:
+            known = self.by_exact(self.exact(purge.exact))
+            named.add(0 if known is None else known.answer_id)
+        if purge.entry is not None:
+            named.add(self.answer_of(purge.entry) or 0)
+        if not named:
+            return None
+        return named.pop() if len(named) == 1 else 0
 
     def authors(self, answer_id: int) -> list[str]:
         """Who asked the aliases of an answer, each as often as they did."""

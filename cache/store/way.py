@@ -102,7 +102,9 @@ class Way:
         self.evictions += batch.evicted
         self.expirations += batch.expired
         self.purged += batch.purged
+        self._pending.erased(batch.erased)
         if batch.emptied:
+            self._pending.emptied()
             self._places.clear()
             self._view.clear()
         for place, question_id in batch.gone:

@@ -38,6 +38,7 @@ class Writer:
         error: why the file cannot be written at present, or None.
         totals: what the file holds.
         used_bytes: of the file, free pages left out.
+        unfinished: purges of an earlier process whose answers are still in the file.
     """
 
     def __init__(self, disk: Disk, sealer: Sealer, *, max_entries: int, max_bytes: int) -> None:
@@ -57,6 +58,7 @@ class Writer:
         self._db = disk.connect(busy_timeout_s=_BUSY_S)
         self._page_bytes = int(self._db.execute("PRAGMA page_size").fetchone()[0])
         self._tables = Tables(self._db, sealer, disk.embedder)
+        self.unfinished = self._tables.erasing
         self._measure()
         self._thread: threading.Thread | None = None
         if not disk.in_memory:
@@ -69,6 +71,8 @@ class Writer:
         if self._thread is None:
             with self._disk.lock:
                 self._write([submitted])
+                while self._tables.erasing:
+                    self._erase()
         else:
             with self._changed:
                 self._waiting.append(submitted)
@@ -102,7 +106,8 @@ class Writer:
         delay = _RETRY_FROM_S
         while True:
             with self._changed:
-                while not self._waiting and not self._closing and self._damaged is None:
+                idle = not self._tables.erasing
+                while idle and not self._waiting and not self._closing and self._damaged is None:
                     self._changed.wait()
                 damaged, self._damaged = self._damaged, None
                 batch = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
@@ -111,7 +116,11 @@ class Writer:
             try:
                 if damaged is not None:
                     raise sqlite3.DatabaseError(str(damaged)) from damaged
-                self._write_or_drop(batch)
+                if batch:
+                    self._write_or_drop(batch)
+                    batch = []
+                if self._tables.erasing:
+                    self._erase()
             except (sqlite3.Error, OSError) as error:
                 with self._changed:
                     self._waiting.extendleft(reversed(batch))
@@ -184,39 +193,58 @@ class Writer:
                 changes[0].written.set_exception(error)
 
     def _write(self, changes: list[Submitted]) -> None:
-        """Write changes in one transaction; those that may touch every answer in several, each whole by itself."""
+        """Write changes in one transaction; what is past its time in several, each whole by itself."""
         batch = Batch(changes)
         removed = []
         with self._transaction():
             for submitted in changes:
-                change = submitted.change
-                if not isinstance(change, PurgeAnswers | Expire):
-                    removed.append(self._tables.apply(change, batch))
-                    continue
-                count, more = self._tables.step(change, batch)
-                while more:
-                    self._commit_and_go_on()
-                    part, more = self._tables.step(change, batch)
-                    count += part
-                removed.append(count)
+                match submitted.change:
+                    case PurgeAnswers() as purge:
+                        removed.append(self._tables.purge(purge, batch))
+                    case Expire() as expire:
+                        removed.append(self._expire(expire, batch))
+                    case change:
+                        removed.append(self._tables.apply(change, batch))
             self._make_room(batch)
-        if any(isinstance(submitted.change, PurgeAnswers) for submitted in changes):
-            with contextlib.suppress(sqlite3.Error):  # a reader is in the way: the next checkpoint does it
-                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        self._measure()
-        # Who waits for `written` must find the batch already done.
-        self.done.append(batch)
+        self._done(batch)
         for submitted, count in zip(changes, removed, strict=True):
             if submitted.written is not None:
                 submitted.written.set_result(count)
 
+    def _expire(self, change: Expire, batch: Batch) -> int:
+        count, more = self._tables.expire(change, batch)
+        while more:
+            self._commit_and_go_on()
+            part, more = self._tables.expire(change, batch)
+            count += part
+        return count
+
+    def _erase(self) -> None:
+        """Take some of what was purged out of the file. It is in nobody's way: other changes go between the pieces."""
+        batch = Batch([])
+        with self._transaction():
+            self._tables.erase(batch)
+        self._done(batch)
+
+    def _done(self, batch: Batch) -> None:
+        """What was written can be seen. Who waits for `written` must find the batch already done."""
+        if batch.erased or batch.emptied:
+            with contextlib.suppress(sqlite3.Error):  # a reader is in the way: the next checkpoint does it
+                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        self._measure()
+        self.done.append(batch)
+
     def _make_room(self, batch: Batch) -> None:
         for _ in range(_EVICT_ROUNDS):
-            answers, used = self._tables.totals.answers, self._used_bytes()
+            answers, used = self._tables.answers, self._used_bytes()
             over = answers - self._max_entries
             if used > self._max_bytes:
                 over = max(over, math.ceil(answers * (used - self._max_bytes) / used))
-            if over <= 0 or not self._tables.evict(min(over, _EVICT_AT_ONCE), batch):
+            if over <= 0:
+                return
+            if self._tables.erasing:
+                self._tables.erase(batch)
+            elif not self._tables.evict(min(over, _EVICT_AT_ONCE), batch):
                 return
 
     @contextlib.contextmanager
