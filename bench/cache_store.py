@@ -164,7 +164,7 @@ async def measure(folder: Path, options: argparse.Namespace) -> list[Row]:
 
 
 async def measure_purge(store: Store, setting: str) -> list[Row]:
-    """Forget the large partition: how long it takes, until the file has nothing of it, and how look-ups fare meanwhile."""
+    """Forget the large partition: how long it takes, when it is out of the file, and how look-ups fare meanwhile."""
     scope, others = key_of(0, 1).scope, [key_of(number, 0) for number in range(100, 300)]
     waits: list[float] = []
     begun = time.perf_counter()
