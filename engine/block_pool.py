@@ -51,6 +51,10 @@ class BlockPool:
     def ref_count(self, page: int) -> int:
         return self._ref_counts[page]
 
+    def is_exclusive(self, page: int) -> bool:
+        """Whether a page has one holder and is not findable, so that its holder may write to it."""
+        return self._ref_counts[page] == 1 and not self._keep[page]
+
     def take(self) -> int:
         """A free page, now held once.
 

@@ -27,6 +27,7 @@ class NewRequest(msgspec.Struct, array_like=True, frozen=True):
     cache_salt: str | None = None
     group: int | None = None
     grammar: str | None = None  # what the answer must be, as `engine.grammar` writes it
+    prediction: tuple[int, ...] = ()  # what the client expects the answer to be, or to hold
 
 
 class Add(msgspec.Struct, array_like=True, tag=1, frozen=True):
@@ -60,6 +61,11 @@ class Output(msgspec.Struct, array_like=True):
     error: str | None = None
     # The last full page of the prompt; with the first output only.
     prompt_page: bytes | None = None
+    # Drafts that became part of the answer, and those that did not.
+    accepted_drafts: int = 0
+    rejected_drafts: int = 0
+    # Of the prompt's next tokens, in order: they come with the chunks in which the prompt is computed.
+    prompt_logprobs: list[TokenLogprob] | None = None
 
 
 class Stats(msgspec.Struct, array_like=True):
@@ -82,6 +88,9 @@ class Stats(msgspec.Struct, array_like=True):
     aborts: int = 0
     step_failures: int = 0
     late_kernels: int = 0  # GPU kernels compiled after warm-up, while requests waited
+    draft_runs: int = 0  # one request's drafts in one step
+    drafted_tokens: int = 0
+    accepted_draft_tokens: int = 0
 
 
 class Step(msgspec.Struct, array_like=True, tag=11):

@@ -51,8 +51,8 @@ class GrammarFailed(Exception):
     """A grammar cannot go on. It ends the request that it belongs to and no other."""
 
 
-class TokenMasks(Protocol):
-    """Which tokens a grammar allows next: the state of one request, which advances by `accept` alone."""
+class Masks(Protocol):
+    """Which tokens a grammar allows next."""
 
     def fill(self, drafts: Sequence[int], out: Bitmask) -> int:
         """Write one packed row for the position after each prefix of `drafts` that the grammar accepts.
@@ -64,6 +64,10 @@ class TokenMasks(Protocol):
             GrammarFailed: there is no way on, or the grammar takes too much work.
         """
         ...
+
+
+class TokenMasks(Masks, Protocol):
+    """The state of one request in its grammar, which advances by `accept` alone."""
 
     def accept(self, token_ids: Sequence[int]) -> None:
         """Advance over tokens that were generated. Raises GrammarFailed if the grammar does not allow them."""
@@ -97,7 +101,9 @@ class StepRow:
     all_token_ids: Sequence[int]
     num_prompt_tokens: int
     num_drafts: int = 0
-    grammar: TokenMasks | None = None  # what the next tokens may be; None: anything
+    # From this position on, the row yields the log-probability of each next token that is the prompt's; None: of none.
+    score_from: int | None = None
+    grammar: Masks | None = None  # what the next tokens may be; None: anything
 
 
 @dataclass(slots=True)
@@ -107,6 +113,8 @@ class StepPlan:
     rows: list[StepRow]
     # Requests that ended since the last plan: whatever the runner keeps for them can go.
     finished: list[int] = field(default_factory=list)
+    # Pages to copy before the step, all layers of them: from, to. No page is in both columns.
+    copies: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -134,6 +142,7 @@ class RowResult:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     error: str | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # of the positions that `StepRow.score_from` asked for
 
     @property
     def token_id(self) -> int | None:
