@@ -11,21 +11,18 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import psutil
-from gguf.constants import GGMLQuantizationType
 
 from engine.models.spec import ModelSpec
-from engine.quant.blocks import PIECE_VALUES
+from engine.quant.matrix import PIECE_VALUES
 
 # Share of the memory free after loading that the KV cache may take when no budget is given.
 _CPU_SHARE = 0.25
 _GPU_SHARE = 0.90
-# While a matrix is packed: its rows in order, and stacked, and the tiles in the making, each about as large as they.
-_PACKING_COPIES = 4
 # While a piece of a matrix is decoded: its values, their integers and the scales, spread out.
 _DECODING_COPIES = 4
 
-# The bytes that packed weights take, from encoding, rows and columns; None where an encoding has no packed form.
-PackedBytes = Callable[[GGMLQuantizationType, int, int], int | None]
+# The bytes that packed weights take, from the stacked matrices' encodings, rows and columns; None: no packed form.
+PackedBytes = Callable[[Sequence[str], int, int], int | None]
 
 
 class EngineMemoryError(Exception):
@@ -101,18 +98,19 @@ class MatrixHeader(Protocol):
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property
-    def type(self) -> GGMLQuantizationType: ...
+    def encoding(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
     """How a policy stores a model: bytes per activation and per decoded weight, whether packed matrices keep a decoded
-    copy, and what packing yields (None: nothing is packed)."""
+    copy, what packing yields (None: nothing is packed), and how many times that a matrix takes while it is packed."""
 
     element_bytes: int
     dense_element_bytes: int
     keep_dense: bool
     packed_bytes: PackedBytes | None
+    packing_copies: int = 0
     on_gpu: bool = False
 
 
@@ -133,19 +131,17 @@ class Demand:
         packed, dense, loading, decoded = 0, 0, 0, set[str]()
         for group in self.matrices:
             rows, columns = sum(matrix.shape[0] for matrix in group), group[0].shape[1]
-            kinds = {matrix.type for matrix in group}
-            size = (
-                storage.packed_bytes(group[0].type, rows, columns) if storage.packed_bytes and len(kinds) == 1 else None
-            )
+            encodings = [matrix.encoding for matrix in group]
+            size = storage.packed_bytes(encodings, rows, columns) if storage.packed_bytes else None
             if size is not None:
                 packed += size
-                loading = max(loading, _PACKING_COPIES * size)
+                loading = max(loading, storage.packing_copies * size)
             if size is None or storage.keep_dense:
                 decoded_bytes = rows * columns * storage.dense_element_bytes
                 dense += decoded_bytes
                 loading = max(loading, decoded_bytes)  # it is reordered into another one
             if size is None and storage.packed_bytes is not None:
-                decoded |= {kind.name for kind in kinds}
+                decoded |= set(encodings)
         spec = self.spec
         norms = spec.num_layers * (2 * spec.hidden_size + 2 * spec.head_dim * spec.qk_norm) + spec.hidden_size
         per_token = kv_bytes_per_token(spec, storage.element_bytes)

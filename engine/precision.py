@@ -18,7 +18,7 @@ import logging
 import torch
 
 from engine.layers import linear_native, probe
-from engine.layers.linear import LinearPolicy, packed_bytes
+from engine.layers.linear import LinearPolicy, packed_bytes, packing_copies
 from engine.memory import Demand, EngineMemoryError, MemoryPlan, Storage, available_bytes
 
 logger = logging.getLogger(__name__)
@@ -77,6 +77,7 @@ def _storage(policy: LinearPolicy) -> Storage:
         dense_element_bytes=(policy.dense_dtype or policy.dtype).itemsize,
         keep_dense=policy.dense,
         packed_bytes=packed_bytes if policy.packed_rows else None,
+        packing_copies=packing_copies() if policy.packed_rows else 0,
         on_gpu=policy.device.type == "cuda",
     )
 

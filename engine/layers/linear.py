@@ -8,18 +8,18 @@ picks per call. Every private or compiled kernel is probed against plain torch f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from gguf.constants import GGMLQuantizationType
 
 from engine.layers import linear_native, probe
-from engine.models.tensors import FloatArray
-from engine.quant.blocks import BlockTensor, stack_rows
-from engine.quant.int4 import GROUP_SIZE, INT4_ENCODINGS, Int4Weight, to_int4
+from engine.quant.matrix import GROUP_SIZE, ORDERED, AffineBlocks, WeightMatrix, affine_bits, pieces, same_order
+
+FloatArray = npt.NDArray[np.float32]
 
 # torch's four-bit product takes matrices of a multiple of so many rows.
 _INT4PACK_ROWS = 16
@@ -91,13 +91,14 @@ class CastLinear:
 
 
 class Int4PackLinear:
-    """torch's four-bit CPU kernel. Exact repack of the canonical form: its `(q - 8) * s + z` has s = scale, z = minimum
+    """torch's four-bit CPU kernel. Exact repack of the affine form: its `(q - 8) * s + z` has s = scale, z = minimum
     + 8 * scale. The scales are rounded to x's dtype."""
 
-    def __init__(self, weight: Int4Weight, dtype: torch.dtype, bias: torch.Tensor | None = None) -> None:
-        self.out_features, self.in_features = weight.shape
-        values = torch.from_numpy(weight.values().astype(np.int32))
-        self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(values, 1)
+    def __init__(self, weight: AffineBlocks, dtype: torch.dtype, bias: torch.Tensor | None = None) -> None:
+        values = weight.values()
+        self.out_features, self.in_features = len(values), values.shape[1] * GROUP_SIZE
+        integers = torch.from_numpy(values.reshape(self.out_features, -1).astype(np.int32))
+        self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(integers, 1)
         pairs = np.stack([weight.scale, weight.minimum + 8.0 * weight.scale], axis=-1)  # [rows, groups, 2]
         self._scales = torch.from_numpy(np.ascontiguousarray(pairs.swapaxes(0, 1))).to(dtype)
         self._bias = bias
@@ -107,6 +108,18 @@ class Int4PackLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         y = self._linear(x, self._packed, GROUP_SIZE, self._scales)
         return y if self._bias is None else y.add_(self._bias)
+
+
+class ReorderedLinear:
+    """`inner` has the columns of the matrix in another order: x is brought into it first."""
+
+    def __init__(self, inner: Linear, order: npt.NDArray[np.int32]) -> None:
+        self.in_features, self.out_features = inner.in_features, inner.out_features
+        self._inner, self._order = inner, torch.from_numpy(order)
+        self.num_bytes = inner.num_bytes + self._order.nbytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._inner(x.index_select(-1, self._order))
 
 
 class SplitLinear:
@@ -122,7 +135,7 @@ class SplitLinear:
 
 
 def build_linear(
-    parts: list[BlockTensor],
+    parts: Sequence[WeightMatrix],
     policy: LinearPolicy,
     bias: FloatArray | None = None,
     *,
@@ -140,21 +153,19 @@ def build_linear(
     return dense if packed is None else SplitLinear(packed, dense, policy.packed_rows)
 
 
-def decode(parts: list[BlockTensor], dtype: torch.dtype) -> torch.Tensor:
+def decode(parts: Sequence[WeightMatrix], dtype: torch.dtype) -> torch.Tensor:
     """The stacked rows of `parts`, decoded to `dtype` piece by piece. `[rows, columns]`."""
     out = torch.empty(sum(part.num_rows for part in parts), parts[0].num_columns, dtype=dtype)
     done = 0
     for part in parts:
-        for start, rows in part.pieces():
-            # Rows that are float32 in the file are the file's own memory, which torch must not be given to write to.
-            out[done + start : done + start + len(rows)] = torch.from_numpy(
-                rows if rows.flags.writeable else rows.copy()
-            )
+        for start, piece in pieces(part):
+            rows = piece.dequantize()
+            out[done + start : done + start + len(rows)] = torch.from_numpy(rows)
         done += part.num_rows
     return out
 
 
-def _dense_linear(parts: list[BlockTensor], policy: LinearPolicy, bias: torch.Tensor | None) -> Linear:
+def _dense_linear(parts: Sequence[WeightMatrix], policy: LinearPolicy, bias: torch.Tensor | None) -> Linear:
     dtype = policy.dense_dtype or policy.dtype
     weight = decode(parts, dtype)
     bias = None if bias is None else bias.to(dtype)
@@ -166,28 +177,49 @@ def _dense_linear(parts: list[BlockTensor], policy: LinearPolicy, bias: torch.Te
     return dense if dtype == policy.dtype else CastLinear(dense, dtype)
 
 
-def packed_bytes(kind: GGMLQuantizationType, rows: int, columns: int) -> int | None:
-    """What packed weights of a matrix in this encoding occupy on this machine's CPU, or None: it has to be decoded."""
-    size = linear_native.packed_bytes(kind, rows, columns)
-    if size is not None:
-        return size
-    fits = kind in INT4_ENCODINGS and rows % _INT4PACK_ROWS == 0 and probe.int4pack_works(torch.bfloat16)
-    return rows * columns // 2 + rows * (columns // GROUP_SIZE) * 2 * torch.bfloat16.itemsize if fits else None
+def packed_bytes(encodings: Sequence[str], rows: int, columns: int) -> int | None:
+    """What packed weights of matrices in these encodings, stacked, occupy on this machine's CPU; None: not packed."""
+    bits = affine_bits(encodings)
+    if bits is None:
+        return None
+    size = linear_native.packed_bytes(bits, rows, columns)
+    if size is None and bits == 4 and rows % _INT4PACK_ROWS == 0 and probe.int4pack_works(torch.bfloat16):
+        size = rows * columns // 2 + rows * (columns // GROUP_SIZE) * 2 * torch.bfloat16.itemsize
+    order = columns * np.dtype(np.int32).itemsize if ORDERED in encodings else 0
+    return None if size is None else size + order
+
+
+def packing_copies() -> int:
+    """While a matrix is packed, this many times what it will occupy is held besides."""
+    # Its rows, put in order and unpacked; for torch's kernel also every value as an integer of 32 bits.
+    return 3 if linear_native.packed_bytes(4, 1, GROUP_SIZE) is not None else 11
 
 
 def _packed_linear(
-    parts: list[BlockTensor], policy: LinearPolicy, bias: torch.Tensor | None, out_dtype: torch.dtype | None
+    parts: Sequence[WeightMatrix], policy: LinearPolicy, bias: torch.Tensor | None, out_dtype: torch.dtype | None
 ) -> Linear | None:
-    """The best packed implementation for this encoding on this machine, or None."""
-    stacked = stack_rows(parts) if policy.device.type == "cpu" else None
-    if stacked is None:
+    """The best packed implementation for these encodings on this machine, or None."""
+    if policy.device.type != "cpu" or not same_order(parts):
         return None
-    linear = linear_native.build_packed(stacked, bias, out_dtype)
-    if linear is not None:
-        return linear
-    weight = to_int4(stacked)
+    packed = linear_native.build_packed(parts, bias, out_dtype) or _int4pack(parts, policy, bias)
+    order = parts[0].column_order
+    return packed if packed is None or order is None else ReorderedLinear(packed, order)
+
+
+def _int4pack(parts: Sequence[WeightMatrix], policy: LinearPolicy, bias: torch.Tensor | None) -> Linear | None:
     # torch's four-bit product is fast on bfloat16 activations only; on float32 it takes a hundred times as long.
-    if weight is None or weight.shape[0] % _INT4PACK_ROWS or not probe.int4pack_works(torch.bfloat16):
+    rows = sum(part.num_rows for part in parts)
+    four_bits = affine_bits([part.encoding for part in parts]) == 4
+    if not four_bits or rows % _INT4PACK_ROWS or not probe.int4pack_works(torch.bfloat16):
         return None
-    int4 = Int4PackLinear(weight, torch.bfloat16, None if bias is None else bias.to(torch.bfloat16))
+    weights = [weight for part in parts if (weight := part.affine()) is not None]
+    if len(weights) < len(parts):
+        return None
+    stacked = AffineBlocks(
+        4,
+        np.concatenate([weight.packed for weight in weights]),
+        np.concatenate([weight.scale for weight in weights]),
+        np.concatenate([weight.minimum for weight in weights]),
+    )
+    int4 = Int4PackLinear(stacked, torch.bfloat16, None if bias is None else bias.to(torch.bfloat16))
     return int4 if policy.dtype == torch.bfloat16 else CastLinear(int4, torch.bfloat16)

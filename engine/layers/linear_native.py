@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -17,7 +18,8 @@ from gguf.quants import quantize
 
 from engine.layers import native, probe
 from engine.quant.blocks import BlockTensor
-from engine.quant.tiles import GROUP_SIZE, TiledWeight, tiled_bytes, to_tiles
+from engine.quant.matrix import GROUP_SIZE, WeightMatrix
+from engine.quant.tiles import TiledWeight, tiled_bytes, to_tiles
 
 logger = logging.getLogger(__name__)
 
@@ -37,15 +39,14 @@ class NativePackedLinear:
         self.num_bytes = weight.num_bytes
         self._call = library.tl_packed_linear
         self._row_blocks_bytes = library.tl_x_block_bytes() * (self.in_features // GROUP_SIZE)
-        # Copies: torch's memory begins on a cache line, so that none of the kernel's vectors lies across two.
-        self._data, self._scales = torch.from_numpy(weight.data).clone(), torch.from_numpy(weight.scales).clone()
+        self._weight = weight  # whose memory the pointers below point to
         self._bias = None if bias is None else bias.float()
         self.bits = weight.bits
         self._out_dtype = out_dtype
         # Of weights, scales and bias.
         self.pointers = (
-            self._data.data_ptr(),
-            self._scales.data_ptr(),
+            weight.data.ctypes.data,
+            weight.scales.ctypes.data,
             None if self._bias is None else self._bias.data_ptr(),
         )
         self._scratch = torch.empty(0, dtype=torch.uint8)
@@ -76,20 +77,20 @@ class NativePackedLinear:
 
 
 def build_packed(
-    tensor: BlockTensor, bias: torch.Tensor | None, out_dtype: torch.dtype | None
+    parts: Sequence[WeightMatrix], bias: torch.Tensor | None, out_dtype: torch.dtype | None
 ) -> NativePackedLinear | None:
-    """The compiled product for this matrix, or None: no compiled kernels here, or an encoding they do not read."""
+    """The compiled product with the rows of `parts`, or None: no compiled kernels here, or encodings without tiles."""
     library = native.library()
     if library is None or not _agrees(library):
         return None
-    weight = to_tiles(tensor)
+    weight = to_tiles(*parts)
     return None if weight is None else NativePackedLinear(library, weight, bias, out_dtype=out_dtype)
 
 
-def packed_bytes(kind: GGMLQuantizationType, rows: int, columns: int) -> int | None:
-    """What `build_packed` would hold for such a matrix, or None as there."""
+def packed_bytes(bits: int, rows: int, columns: int) -> int | None:
+    """What `build_packed` would hold for a matrix of so many bits per value, or None: no compiled kernels here."""
     library = native.library()
-    return None if library is None or not _agrees(library) else tiled_bytes(kind, rows, columns)
+    return None if library is None or not _agrees(library) else tiled_bytes(bits, rows, columns)
 
 
 def prompt_gain() -> float:

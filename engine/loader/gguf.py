@@ -42,6 +42,10 @@ class TensorInfo:
     offset: int  # bytes from the start of the file
     num_bytes: int
 
+    @property
+    def encoding(self) -> str:
+        return str(self.type.name)
+
 
 class _Cursor:
     """A position in the mapped file that refuses to read past its end."""

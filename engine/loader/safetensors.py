@@ -53,6 +53,10 @@ class TensorEntry:
     offset: int
     num_bytes: int
 
+    @property
+    def encoding(self) -> str:
+        return self.dtype
+
 
 class Safetensors:
     """The tensors of a file or a directory. They are views of mapped files: nothing is copied until asked for.

@@ -1,4 +1,4 @@
-"""Quantised weights: the file's block encodings and what kernels want made of them.
+"""Weights in their files' encodings, and what kernels want made of them.
 
-Start reading at `blocks.py` (a tensor in GGUF's encoding, by rows), then `int4.py` (the canonical four-bit form).
+Start reading at `matrix.py` (what all encodings have in common), then `blocks.py` (GGUF's) and `tiles.py` (for CPUs).
 """

@@ -1,50 +1,97 @@
-"""The canonical four-bit form: `w = scale * q + minimum` with q in 0..15, one scale and minimum per 32 columns.
+"""Four-bit weights in groups of columns: `w = scale * (q - zero)`, what AWQ, GPTQ and packed compressed-tensors hold.
 
-GGUF's Q4_0 (`(q - 8) * d`) and Q4_1 (`q * d + m`) are repacked to it exactly: their scales are float16, so float32
-holds `d`, `m` and `-8 * d` without rounding. Kernels pack this form further to suit themselves. numpy only.
+One layout for all of them: rows are outputs, as everywhere here, nibbles in GGUF's order. The repacking loses nothing:
+q and zero are small integers and scales stay as they are. numpy only.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-from gguf.constants import GGMLQuantizationType
 
-from engine.quant.blocks import BlockTensor
-
-GROUP_SIZE = 32
-_HEADER_BYTES = {GGMLQuantizationType.Q4_0: 2, GGMLQuantizationType.Q4_1: 4}
-INT4_ENCODINGS = frozenset(_HEADER_BYTES)
+from engine.quant.matrix import GROUP_SIZE, AffineBlocks, pack_nibbles, pieces, unpack_nibbles
 
 
 @dataclass(frozen=True, slots=True)
-class Int4Weight:
-    """`nibbles`: uint8 `[rows, columns / 32, 16]`, byte i holding column i low and column i + 16 high (GGUF's order);
-    `scale`, `minimum`: float32 `[rows, columns / 32]`."""
+class Int4Matrix:
+    """`packed`: uint8 `[rows, columns / 32, 16]`, see `AffineBlocks`; `scale`: float32 `[rows, groups]`; `zero`: uint8
+    `[rows, groups]`; `order`: int32 `[columns]` or None, column i here is column `order[i]` of the matrix: groups are
+    contiguous here."""
 
-    nibbles: npt.NDArray[np.uint8]
+    packed: npt.NDArray[np.uint8]
     scale: npt.NDArray[np.float32]
-    minimum: npt.NDArray[np.float32]
+    zero: npt.NDArray[np.uint8]
+    encoding: str
+    order: npt.NDArray[np.int32] | None = None
 
     @property
-    def shape(self) -> tuple[int, int]:
-        return self.scale.shape[0], self.scale.shape[1] * GROUP_SIZE
+    def shape(self) -> tuple[int, ...]:
+        return self.num_rows, self.num_columns
 
-    def values(self) -> npt.NDArray[np.uint8]:
-        """q, unpacked: uint8 `[rows, columns]`."""
-        both = np.stack([self.nibbles & 15, self.nibbles >> 4], axis=2)
-        return both.reshape(self.shape)
+    @property
+    def num_rows(self) -> int:
+        return len(self.packed)
+
+    @property
+    def num_columns(self) -> int:
+        return int(self.packed.shape[1]) * GROUP_SIZE
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self.packed.nbytes + self.scale.nbytes + self.zero.nbytes)
+
+    @property
+    def column_order(self) -> npt.NDArray[np.int32] | None:
+        return self.order
+
+    def take_rows(self, index: npt.NDArray[np.int64]) -> Int4Matrix:
+        """The rows `index`, in that order (a copy)."""
+        return replace(self, packed=self.packed[index], scale=self.scale[index], zero=self.zero[index])
+
+    def rows(self, start: int, stop: int) -> Int4Matrix:
+        """The rows from `start` to before `stop` (no copy)."""
+        return replace(self, packed=self.packed[start:stop], scale=self.scale[start:stop], zero=self.zero[start:stop])
+
+    def dequantize(self) -> npt.NDArray[np.float32]:
+        """float32 `[rows, columns]`, exact: a float16 scale times a four-bit integer needs 15 bits."""
+        out = np.empty((self.num_rows, self.num_columns), dtype=np.float32)
+        for start, part in pieces(self):
+            target = out[start : start + part.num_rows]
+            values = part._decode()
+            if self.order is None:
+                target[:] = values
+            else:
+                target[:, self.order] = values
+        return out
+
+    def affine(self) -> AffineBlocks:
+        """See `WeightMatrix`; exact."""
+        repeats = self.packed.shape[1] // self.scale.shape[1]
+        minimum = -self.scale * self.zero.astype(np.float32)
+        return AffineBlocks(4, self.packed, self.scale.repeat(repeats, axis=1), minimum.repeat(repeats, axis=1))
+
+    def _decode(self) -> npt.NDArray[np.float32]:
+        values = unpack_nibbles(self.packed).reshape(self.num_rows, self.scale.shape[1], -1).astype(np.float32)
+        values -= self.zero[..., None]
+        values *= self.scale[..., None]
+        return values.reshape(self.num_rows, -1)
 
 
-def to_int4(tensor: BlockTensor) -> Int4Weight | None:
-    """The canonical form of a Q4_0 or Q4_1 tensor, None for any other encoding."""
-    header = _HEADER_BYTES.get(tensor.type)
-    if header is None:
-        return None
-    blocks = tensor.data.reshape(tensor.num_rows, -1, header + GROUP_SIZE // 2)
-    scales = np.ascontiguousarray(blocks[:, :, :header]).view(np.float16).astype(np.float32)
-    scale = np.ascontiguousarray(scales[:, :, 0])
-    minimum = np.ascontiguousarray(scales[:, :, 1]) if header == 4 else -8.0 * scale
-    return Int4Weight(np.ascontiguousarray(blocks[:, :, header:]), scale, minimum)
+def pack_int4(
+    values: npt.NDArray[np.uint8],
+    scale: npt.NDArray[np.float32],
+    zero: npt.NDArray[np.uint8],
+    encoding: str,
+    order: npt.NDArray[np.int32] | None = None,
+) -> Int4Matrix:
+    """`values`: uint8 `[rows, columns]`, below 16, already in `order`. Raises ValueError for groups that are not whole
+    multiples of 32 columns."""
+    rows, columns = values.shape
+    if columns % GROUP_SIZE or columns // GROUP_SIZE % scale.shape[1]:
+        raise ValueError(f"{columns} columns in {scale.shape[1]} groups: groups must be multiples of {GROUP_SIZE}")
+    packed = pack_nibbles(values.reshape(rows, -1, GROUP_SIZE))
+    return Int4Matrix(
+        packed, np.ascontiguousarray(scale, dtype=np.float32), np.ascontiguousarray(zero), encoding, order
+    )

@@ -22,7 +22,6 @@ from engine.layers.linear import (
 )
 from engine.layers.linear_native import NativePackedLinear
 from engine.quant.blocks import BlockTensor
-from engine.quant.int4 import to_int4
 from engine.runner import load_runner
 from tests.engine.models import write_model
 
@@ -52,7 +51,7 @@ def test_every_linear_agrees_with_the_weights() -> None:
     x, bias = randn(5, 96), randn(64, seed=1)
     dense = decode([tensor], torch.float32)
     want = x @ dense.T + bias
-    int4 = to_int4(tensor)
+    int4 = tensor.affine()
     assert int4 is not None
     for linear, tolerance in (
         (DenseLinear(dense, bias), 1e-6),
@@ -74,17 +73,23 @@ def test_rows_choose_the_implementation(monkeypatch: pytest.MonkeyPatch) -> None
     assert isinstance(linear, SplitLinear)
     assert isinstance(linear.few, NativePackedLinear)
     assert isinstance(linear.many, PrepackedLinear)
-    # Parts in different encodings cannot be stacked undecoded; other encodings have no packed form.
-    assert isinstance(build_linear([parts[0], weight(T.Q8_0, 16, 64)], policy), PrepackedLinear)
-    assert isinstance(build_linear([weight(T.Q5_0, 16, 64)], policy), PrepackedLinear)
+    # Parts in different encodings are packed as the widest; others have no packed form.
+    mixed = build_linear([parts[0], weight(T.Q8_0, 16, 64)], policy)
+    assert isinstance(mixed, SplitLinear)
+    assert isinstance(mixed.few, NativePackedLinear)
+    assert mixed.few.bits == 8
+    assert isinstance(build_linear([parts[0], weight(T.F16, 16, 64)], policy), PrepackedLinear)
+    assert isinstance(build_linear([weight(T.BF16, 16, 64)], policy), PrepackedLinear)
     assert isinstance(build_linear(parts, LinearPolicy(CPU, torch.float32, packed_rows=0)), PrepackedLinear)
     alone = LinearPolicy(CPU, torch.float32, packed_rows=4, dense=False)
     assert isinstance(build_linear(parts, alone), NativePackedLinear)
-    assert isinstance(build_linear([weight(T.Q5_0, 16, 64)], alone), PrepackedLinear)
+    assert isinstance(build_linear([weight(T.Q5_0, 16, 64)], alone), NativePackedLinear)
+    assert isinstance(build_linear([weight(T.F16, 16, 64)], alone), PrepackedLinear)
     monkeypatch.setattr(native, "library", lambda: None)
     fallback = build_linear(parts, LinearPolicy(CPU, torch.bfloat16, packed_rows=4))
     assert isinstance(fallback, SplitLinear)
     assert isinstance(fallback.few, Int4PackLinear)
+    assert isinstance(build_linear([weight(T.Q5_0, 16, 64)], LinearPolicy(CPU, torch.float32, 4)), PrepackedLinear)
     monkeypatch.setattr("engine.layers.probe.int4pack_works", lambda dtype: False)
     monkeypatch.setattr("engine.layers.probe.prepacked_works", lambda dtype: False)
     assert isinstance(build_linear(parts, policy), DenseLinear)
