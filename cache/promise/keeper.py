@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterator
 import msgspec
 import numpy as np
 
+from cache.promise.events import Event, Lesson, Refit
 from cache.promise.fit import Array, Fit, Labels, fit
-from cache.promise.memory import Kind, Pending, Tickets
+from cache.promise.memory import Pending, Tickets
 from cache.promise.promise import FEWEST_FOR_BAR, Promise
-from cache.promise.rule import Action, Rule, Standing, Verdict
+from cache.promise.rule import Action, Kind, Rule, Standing, Verdict
 from cache.promise.saved import Unusable, restored, saved
 from cache.verifier.model import Verifier, prior
 from cache.verifier.neighbours import Candidate
@@ -111,28 +112,53 @@ class Keeper:
 
         None: there was no fresh answer, or no word on it. A ticket that is unknown or was used already changes nothing.
         """
+        lesson = self.judged(ticket, same)
+        if lesson is not None:
+            self.apply(lesson)
+
+    def judged(self, ticket: int, same: bool | None) -> Lesson | None:
+        """What `observe` would learn, for the caller to `apply`; None where there is nothing."""
         pending = self._tickets.judged(ticket)
         promise = self._promises.get(pending.rule) if pending else None
         if pending is None or promise is None:
-            return
-        self._changed.add(pending.rule)
+            return None
         if same is None:
             promise.totals.unjudged += pending.kind in ("audit", "shadow")
-            return
-        promise.learn(pending.kind, pending.regime, pending.features, pending.answer_id, same, self._clock())
+            self._changed.add(pending.rule)
+            return None
+        return self._lesson(pending, pending.kind, same)
 
     def feedback(self, ticket: int, good: bool) -> bool:
         """A user's word on a verdict that was served; False when the ticket is unknown or was used already.
 
         It moves the chances. It counts for no bar and no bound: users speak about what they please.
         """
+        lesson = self.rated(ticket, good)
+        if lesson is not None:
+            self.apply(lesson)
+        return lesson is not None
+
+    def rated(self, ticket: int, good: bool) -> Lesson | None:
+        """What `feedback` would learn, for the caller to `apply`; None where there is nothing."""
         pending = self._tickets.rated(ticket)
-        promise = self._promises.get(pending.rule) if pending else None
-        if pending is None or promise is None:
-            return False
-        self._changed.add(pending.rule)
-        promise.learn("serve", pending.regime, pending.features, pending.answer_id, good, self._clock())
-        return True
+        return self._lesson(pending, "serve", good) if pending and pending.rule in self._promises else None
+
+    def _lesson(self, pending: Pending, kind: Kind, right: bool) -> Lesson:
+        return Lesson(
+            pending.rule, kind, pending.regime, pending.features, pending.answer_id, right, round(self._clock(), 3)
+        )
+
+    def apply(self, event: Event) -> None:
+        """Learn a lesson, or take over a refit, unless a later one was."""
+        promise = self._promise(event.rule)
+        self._changed.add(event.rule)
+        match event:
+            case Lesson():
+                promise.learn(event.kind, event.regime, event.features, event.answer_id, event.right, event.at)
+            case Refit():
+                if event.seen > max(promise.trusted_from, promise.fitted_at):
+                    made = Fit(np.array(event.coefficients), dict(event.shifts), event.bar)
+                    promise.adopt(made, event.seen, event.at)
 
     def forget(self, answer_id: int) -> None:
         """An answer is gone for good; a later one under its number starts without a shift."""
@@ -152,12 +178,15 @@ class Keeper:
 
     def adopt(self, work: Work) -> None:
         """Take over a fit that was run."""
-        promise = self._promises.get(work.rule)
+        self.apply(self.refit(work))
+
+    def refit(self, work: Work) -> Refit:
+        """A fit that was run, for the caller to `apply`."""
         if work.made is None:
             raise ValueError("the work was not run: adopt(work.run())")
-        if promise is not None and work.seen > promise.trusted_from:
-            promise.adopt(work.made, work.seen, self._clock())
-            self._changed.add(work.rule)
+        made = work.made
+        coefficients = tuple(made.coefficients.tolist())
+        return Refit(work.rule, work.seen, coefficients, made.shifts, made.bar, round(self._clock(), 3))
 
     def standing(self, policy: str) -> Standing | None:
         """How the promise of a policy stands, of several the one used last; None when it has none."""
@@ -171,11 +200,15 @@ class Keeper:
     def dump(self) -> dict[str, bytes]:
         """Each promise that changed since the last dump, under a name that stays the same."""
         changed, self._changed = self._changed, set()
-        return {
-            _name(rule): saved(self._promises[rule], self._verifier.version)
-            for rule in changed
-            if rule in self._promises
-        }
+        return {name_of(rule): self.saved(rule) for rule in changed if rule in self._promises}
+
+    def saved(self, rule: Rule) -> bytes:
+        """One promise, for `load` or `take_over`."""
+        return saved(self._promises[rule], self._verifier.version)
+
+    def labels(self) -> dict[Rule, int]:
+        """How many judged candidates each promise rests on."""
+        return {rule: promise.totals.labels for rule, promise in self._promises.items()}
 
     def load(self, data: bytes, *, keep_answers: bool = True) -> None:
         """Take over a promise that `dump` gave; `keep_answers` False where answers have new numbers.
@@ -185,6 +218,28 @@ class Keeper:
         """
         promise = restored(data, self._verifier.version, self._prior, keep_answers=keep_answers)
         self._promises[promise.rule] = promise
+
+    def take_over(self, data: bytes, *, unless_poorer: bool = False) -> Rule | None:
+        """Go on with what another process has learned in place of what is known here, and count on what is given here.
+
+        Verdicts that the judge has not spoken on are forgotten: they were decided by other numbers.
+
+        Args:
+            unless_poorer: not where more labels are known here; then None is returned, else the promise's rule.
+
+        Raises:
+            Unusable: see `load`.
+        """
+        promise = restored(data, self._verifier.version, self._prior, keep_answers=True)
+        own = self._promises.get(promise.rule)
+        if own is not None:
+            if unless_poorer and own.totals.labels > promise.totals.labels:
+                return None
+            promise.keep_counts(own)
+            self._tickets.drop(promise.rule)
+        self._promises[promise.rule] = promise
+        self._changed.add(promise.rule)
+        return promise.rule
 
     def _promise(self, rule: Rule) -> Promise:
         promise = self._promises.get(rule)
@@ -201,5 +256,6 @@ class Keeper:
         return promise
 
 
-def _name(rule: Rule) -> str:
+def name_of(rule: Rule) -> str:
+    """A name for a promise, the same in every process."""
     return hashlib.sha256(msgspec.json.encode(rule, order="deterministic")).hexdigest()[:32]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from cache.promise.fit import Labels
-from cache.promise.rule import Rule
+from cache.promise.rule import Kind, Rule
 
-Kind = Literal["serve", "audit", "shadow", "miss", "guarded"]
 # Of a label: whose answer, how many requests it stands for, whether it was right, whether it was drawn by lot.
 ROW = np.dtype([("answer", np.int64), ("weight", np.float32), ("right", np.bool_), ("drawn", np.bool_)])
 
@@ -48,6 +46,11 @@ class Tickets:
     def judged(self, number: int) -> Pending | None:
         """Take out the verdict that was asked upstream; None when it is unknown, judged already or forgotten."""
         return self._asked.pop(number, None)
+
+    def drop(self, rule: Rule) -> None:
+        """Forget the verdicts under a rule that the judge has not spoken on."""
+        for number in [number for number, pending in self._asked.items() if pending.rule == rule]:
+            del self._asked[number]
 
     def rated(self, number: int) -> Pending | None:
         """Take out the verdict that was served; None when it is unknown, rated already or forgotten."""

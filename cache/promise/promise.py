@@ -16,8 +16,8 @@ import msgspec
 
 from cache.promise.bounds import Alarm, lower_bound, upper_bound
 from cache.promise.fit import Array, Fit
-from cache.promise.memory import Kind, Memory
-from cache.promise.rule import Action, Certificate, Rule, Standing, State
+from cache.promise.memory import Memory
+from cache.promise.rule import Action, Certificate, Kind, Rule, Standing, State
 from cache.verifier.model import probability
 
 MOST_LABELS = 4000
@@ -185,6 +185,13 @@ class Promise:
     def forget(self, answer_id: int) -> bool:
         """An answer is gone: the shift that it earned goes with it. False when it had none."""
         return self.fitted.shifts.pop(answer_id, None) is not None
+
+    def keep_counts(self, own: Promise) -> None:
+        """Take over what another process knows, and go on counting what is given here."""
+        theirs, ours = self.totals, own.totals
+        for name in ("would_be_hits", "shadow_hits", "served", "unjudged"):
+            setattr(theirs, name, getattr(ours, name))
+        self.regime.hits = own.regime.hits if own.regime.number == self.regime.number else 0
 
     def inherit(self, other: Promise) -> None:
         """Start with the labels and the fit of another rule of the same policy; its bar and its counts are its own."""

@@ -8,6 +8,7 @@ import msgspec
 
 PromiseMode = Literal["serve", "shadow", "certify"]
 Action = Literal["serve", "audit", "shadow", "miss"]
+Kind = Literal["serve", "audit", "shadow", "miss", "guarded"]
 State = Literal["learning", "shadow", "serving", "certified"]
 
 
