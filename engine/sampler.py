@@ -1,9 +1,9 @@
 """From logits to tokens: the whole batch at once, every row by its own `SamplingParams`.
 
-The order: logit_bias, min_tokens and bad words; penalties; temperature, min_p, typical_p, top_k, top_p. The steps are
-in `engine.sampling`. Randomness is one number per token, a hash of (seed, position), so that a seeded request repeats
-whatever runs beside it and however it was scheduled. Log-probabilities come from the raw logits. A batch of plain
-greedy rows costs one argmax.
+The order: logit_bias, min_tokens and bad words; penalties; the grammar; temperature, min_p, typical_p, top_k, top_p.
+The steps are in `engine.sampling`. Randomness is one number per token, a hash of (seed, position), so that a seeded
+request repeats whatever runs beside it and however it was scheduled. Log-probabilities come from the raw logits. A
+batch of plain greedy rows costs one argmax.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 
 from engine.sampling.adjust import adjust_row, adjusts, fault_of
 from engine.sampling.draw import draw
+from engine.sampling.grammar import constrain
 from engine.sampling.logprobs import row_logprobs
 from engine.sampling.truncate import scale
 from engine.types import RowResult, StepRow
@@ -59,16 +60,17 @@ class Sampler:
 
     def _adjust(self, logits: torch.Tensor, rows: Sequence[StepRow], faults: list[str | None]) -> torch.Tensor:
         """Bans, biases and penalties; a copy only when some row asks for one. Adds to `faults`."""
-        changing = [i for i, row in enumerate(rows) if faults[i] is None and adjusts(row)]
+        changing = [i for i, row in enumerate(rows) if faults[i] is None and (adjusts(row) or row.grammar is not None)]
         if not changing:
             return logits
         adjusted = logits.clone()
         for i in changing:
             adjust_row(adjusted[i], rows[i], self._end_ids)
+        constrain(adjusted, logits, rows, faults)
         # Below infinity, and some token above minus infinity: no NaN compares so.
         best = adjusted[changing].amax(dim=-1).abs() < torch.inf
         for i, is_sound in zip(changing, best.tolist(), strict=True):
-            if not is_sound:
+            if not is_sound and faults[i] is None:
                 faults[i] = "bad_words, logit_bias and min_tokens leave no token to go on with"
         return adjusted
 
