@@ -179,7 +179,7 @@ def _dense_linear(parts: Sequence[WeightMatrix], policy: LinearPolicy, bias: tor
 
 def packed_bytes(encodings: Sequence[str], rows: int, columns: int) -> int | None:
     """What packed weights of matrices in these encodings, stacked, occupy on this machine's CPU; None: not packed."""
-    bits = affine_bits(encodings)
+    bits = affine_bits(encodings, columns)
     if bits is None:
         return None
     size = linear_native.packed_bytes(bits, rows, columns)
@@ -209,7 +209,7 @@ def _packed_linear(
 def _int4pack(parts: Sequence[WeightMatrix], policy: LinearPolicy, bias: torch.Tensor | None) -> Linear | None:
     # torch's four-bit product is fast on bfloat16 activations only; on float32 it takes a hundred times as long.
     rows = sum(part.num_rows for part in parts)
-    four_bits = affine_bits([part.encoding for part in parts]) == 4
+    four_bits = affine_bits([part.encoding for part in parts], parts[0].num_columns) == 4
     if not four_bits or rows % _INT4PACK_ROWS or not probe.int4pack_works(torch.bfloat16):
         return None
     weights = [weight for part in parts if (weight := part.affine()) is not None]

@@ -33,6 +33,7 @@ AFFINE_BITS = {
     "Q6_K": 8,
     "Q8_0": 8,
     "MXFP4": 8,
+    "F8_E4M3": 8,
 }
 
 
@@ -105,8 +106,10 @@ def pieces(matrix: Matrix) -> Iterator[tuple[int, Matrix]]:
         yield start, matrix.rows(start, min(start + step, matrix.num_rows))
 
 
-def affine_bits(encodings: Sequence[str]) -> int | None:
+def affine_bits(encodings: Sequence[str], columns: int) -> int | None:
     """Bits per value in which matrices of these encodings, stacked, can be packed; None: not at all."""
+    if columns % GROUP_SIZE:
+        return None
     bits = [AFFINE_BITS.get(encoding) for encoding in encodings]
     known = [count for count in bits if count is not None]
     return max(known) if len(known) == len(bits) else None

@@ -49,7 +49,7 @@ def tiled_bytes(bits: int, rows: int, columns: int) -> int:
 def to_tiles(*parts: WeightMatrix) -> TiledWeight | None:
     """The rows of all `parts` in the tiled layout, in their common column order; four-bit parts become eight-bit ones
     beside others. None: an encoding without affine form, different orders, or scales beyond float16."""
-    bits = affine_bits([part.encoding for part in parts])
+    bits = affine_bits([part.encoding for part in parts], parts[0].num_columns)
     if bits is None or not same_order(parts):
         return None
     rows, blocks = sum(part.num_rows for part in parts), parts[0].num_columns // GROUP_SIZE
