@@ -37,3 +37,19 @@ class SchedulerConfig:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}): every running request needs one token per step"
             )
+
+
+def check_length(num_prompt_tokens: int, config: SchedulerConfig, num_pages: int, page_size: int) -> None:
+    """Refuse a prompt that leaves no room for a token, in the model's context or in the KV cache.
+
+    Raises:
+        NeverFits: it is empty or too long.
+    """
+    if num_prompt_tokens == 0:
+        raise NeverFits("The prompt has no tokens.")
+    wants = f"The prompt has {num_prompt_tokens} tokens and at least 1 must be generated, but"
+    if num_prompt_tokens + 1 > config.max_model_len:
+        raise NeverFits(f"{wants} the context holds {config.max_model_len} tokens.")
+    if num_prompt_tokens + 1 > num_pages * page_size:
+        pages = f"{num_pages} pages of {page_size}"
+        raise NeverFits(f"{wants} the KV cache holds {num_pages * page_size} tokens ({pages}).")

@@ -155,6 +155,18 @@ class PrefixCache:
             request.block_table.append(self.pool.take())
         return True
 
+    def room(self, request: Request) -> int:
+        """How many tokens behind its last one a request's pages could hold without taking any from another."""
+        return (len(request.block_table) + self.num_available) * self.block_size - request.num_tokens
+
+    def trim(self, request: Request, num_tokens: int) -> None:
+        """Give back the pages behind `num_tokens` tokens: what drafts were written to and nobody has published."""
+        needed = self.pages_for(num_tokens)
+        if needed < request.num_published_pages:
+            raise PoolCorrupt(f"request {request.request_id}: page {needed} is published and cannot be given back")
+        while len(request.block_table) > needed:
+            self.pool.release(request.block_table.pop())
+
     def publish(self, request: Request) -> None:
         """Make the request's full, computed pages findable. Call only after the pass that filled them succeeded."""
         if not self.enabled:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from engine.block_pool import PoolCorrupt
+from engine.spec.pace import PRIOR_RATE
 from engine.types import FinishReason, SamplingParams
 
 
@@ -52,6 +54,8 @@ class Request:
     cached_tokens_reported: bool = False
     num_preemptions: int = 0
     in_flight: bool = False  # part of the plan that is being executed
+    prediction: tuple[int, ...] = ()  # what the client expects the answer to be, or to hold
+    draft_rate: float = PRIOR_RATE  # the chance that a draft holds if all before it do
 
     @property
     def num_tokens(self) -> int:
@@ -73,3 +77,19 @@ class Request:
     @property
     def is_finished(self) -> bool:
         return self.status is RequestStatus.FINISHED
+
+
+def check_request(request: Request, block_size: int) -> None:
+    """Verify what always holds of a living request, for pages of `block_size` tokens.
+
+    Raises:
+        PoolCorrupt: with the numbers that do not agree.
+    """
+    capacity = len(request.block_table) * block_size
+    if not 0 <= request.num_computed_tokens <= min(request.num_tokens, capacity):
+        raise PoolCorrupt(
+            f"request {request.request_id}: computed {request.num_computed_tokens} of {request.num_tokens} "
+            f"tokens in {len(request.block_table)} pages"
+        )
+    if request.status is RequestStatus.WAITING and request.block_table:
+        raise PoolCorrupt(f"waiting request {request.request_id} holds pages {request.block_table}")

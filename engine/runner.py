@@ -2,13 +2,15 @@
 
 The runner owns every tensor: weights, KV pages, scratch. Each row's last state is checked for finiteness before it
 yields anything: a NaN anywhere in a row reaches its last token through attention, so one look suffices, and no other
-row can see it. `load_runner` builds one from a model file.
+row can see it. A row with drafts is looked at and sampled at each of its positions (`engine/spec/verify.py`).
+`load_runner` builds one from a model file.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ import torch
 
 from engine.kernels.jit_monitor import monitor as jit_monitor
 from engine.layers import native
-from engine.layers.attention import AttentionBackend, AttentionConfig, StepGeometry
+from engine.layers.attention import AttentionBackend, AttentionConfig, LongArray, StepGeometry
 from engine.layers.device import build_attention, build_ops
 from engine.loader import OpenModel, open_model
 from engine.memory import (
@@ -30,6 +32,7 @@ from engine.models.decoder import Decoder
 from engine.models.spec import ModelSpec
 from engine.precision import choose_policy, free_bytes
 from engine.sampler import Sampler
+from engine.spec.verify import collapse, expand
 from engine.tokenizer import end_ids
 from engine.types import CacheGeometry, RowResult, SamplingParams, StepPlan, StepRow
 
@@ -73,20 +76,23 @@ class ModelRunner:
             return []
         geometry = step_geometry(rows, self._config.block_size, self.max_model_len)
         token_ids = np.concatenate([np.asarray(row.token_ids, dtype=np.int64) for row in rows])
-        faults = self._token_faults(token_ids, geometry)
+        row_faults = self._token_faults(token_ids, geometry)
         device = self._config.device
         self.attention.begin(geometry)
         hidden = self.decoder.hidden(
             torch.from_numpy(token_ids).to(device),
             torch.from_numpy(geometry.positions).to(device),
-            torch.from_numpy(geometry.query_starts[1:].astype(np.int64) - 1).to(device),
+            torch.from_numpy(_sampled_tokens(rows, geometry)).to(device),
         )
+        positions = expand(rows)
+        first = list(accumulate((row.num_drafts + 1 for row in rows), initial=0))
+        faults = {first[row]: fault for row, fault in row_faults.items()}
         for i, finite in enumerate(torch.isfinite(hidden.float().sum(dim=-1)).tolist()):
             if not finite and i not in faults:
                 faults[i] = "the model computed a value that is not finite"
-        results = [RowResult(row.request_id, error=faults.get(i)) for i, row in enumerate(rows)]
-        self._sample(hidden, rows, faults, results)
-        return results
+        results = [RowResult(row.request_id, error=faults.get(i)) for i, row in enumerate(positions)]
+        self._sample(hidden, positions, faults, results)
+        return collapse(rows, results)
 
     def _sample(
         self, hidden: torch.Tensor, rows: Sequence[StepRow], faults: dict[int, str], results: list[RowResult]
@@ -161,6 +167,14 @@ class ModelRunner:
             "num_blocks": self._config.num_blocks,
             "memory": self.ledger().as_dict(),
         }
+
+
+def _sampled_tokens(rows: Sequence[StepRow], step: StepGeometry) -> LongArray:
+    """Of each row its last token and, with drafts, as many before it: indices into the step's tokens, int64."""
+    last = step.query_starts[1:].astype(np.int64) - 1
+    if not any(row.num_drafts for row in rows):
+        return last
+    return np.concatenate([np.arange(end - row.num_drafts, end + 1) for row, end in zip(rows, last, strict=True)])
 
 
 def step_geometry(rows: Sequence[StepRow], block_size: int, max_model_len: int) -> StepGeometry:

@@ -9,6 +9,9 @@ take at most every second token from it.
 It promises: a step with work always runs something; the oldest running request is never preempted by a younger one;
 whoever waits is overtaken only where there is room for both; what can never fit is refused at the door; pages are
 released exactly once; and the page law holds after each call.
+
+A request that waits for its next token only may get drafts (`engine/spec/`): further positions of the same row, from
+the budget and the pages that are left. Those that fail leave no trace: they count as never computed.
 Call `schedule`, run the plan, then call `update` or `fail_step`; `add` and `abort` may come at any time.
 """
 
@@ -20,10 +23,12 @@ from dataclasses import dataclass
 from heapq import merge
 
 from engine.block_pool import PoolCorrupt
-from engine.limits import NeverFits, QueueFull, SchedulerConfig
+from engine.ending import ending
+from engine.limits import NeverFits, QueueFull, SchedulerConfig, check_length
 from engine.messages import NewRequest, Output
 from engine.prefix_cache import PrefixCache
-from engine.request import Request, RequestStatus, SiblingGroup
+from engine.request import Request, RequestStatus, SiblingGroup, check_request
+from engine.spec.speculator import Speculator
 from engine.types import FinishReason, RowResult, StepPlan, StepRow
 
 
@@ -45,9 +50,17 @@ class SchedulerStats:
 class Scheduler:
     """Owns all requests from `add` until their last output."""
 
-    def __init__(self, config: SchedulerConfig, cache: PrefixCache, *, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: PrefixCache,
+        *,
+        eos_token_ids: frozenset[int],
+        speculator: Speculator | None = None,
+    ) -> None:
         self.config = config
         self.cache = cache
+        self.speculator = speculator or Speculator()
         self.stats = SchedulerStats()
         # What one sequence can hold at most, so that the oldest request alone always fits.
         self.max_total_tokens = min(config.max_model_len, cache.pool.total * cache.block_size)
@@ -56,7 +69,6 @@ class Scheduler:
         # Both sorted by arrival.
         self._waiting: list[Request] = []
         self._running: list[Request] = []
-        self._groups: dict[int, SiblingGroup] = {}
         self._in_flight: list[Request] = []
         self._finished_ids: list[int] = []
         self._arrivals = 0
@@ -88,7 +100,9 @@ class Scheduler:
             QueueFull: too many requests wait already.
         """
         for request in new:
-            self._check_fits(request)
+            if request.request_id in self._requests:
+                raise NeverFits(f"Request id {request.request_id} is in use.")
+            check_length(len(request.prompt_token_ids), self.config, self.cache.pool.total, self.cache.block_size)
         if len({request.request_id for request in new}) != len(new):
             raise NeverFits("Two requests have the same id.")
         free_rows = self.config.max_num_seqs - len(self._running)
@@ -105,23 +119,6 @@ class Scheduler:
             group = None if request.group is None else groups.setdefault(request.group, SiblingGroup())
             self._admit(request, group)
 
-    def _check_fits(self, new: NewRequest) -> None:
-        length = len(new.prompt_token_ids)
-        if length == 0:
-            raise NeverFits("The prompt has no tokens.")
-        if new.request_id in self._requests:
-            raise NeverFits(f"Request id {new.request_id} is in use.")
-        if length + 1 > self.config.max_model_len:
-            raise NeverFits(
-                f"The prompt has {length} tokens and at least 1 must be generated, "
-                f"but the context holds {self.config.max_model_len} tokens."
-            )
-        if length + 1 > self.max_total_tokens:
-            raise NeverFits(
-                f"The prompt has {length} tokens and at least 1 must be generated, but the KV cache holds "
-                f"{self.max_total_tokens} tokens ({self.cache.pool.total} pages of {self.cache.block_size})."
-            )
-
     def _admit(self, new: NewRequest, group: SiblingGroup | None) -> None:
         prompt = list(new.prompt_token_ids)
         self._arrivals += 1
@@ -134,6 +131,7 @@ class Scheduler:
             max_total_tokens=min(len(prompt) + new.params.max_tokens, self.max_total_tokens),
             cache_root=self.cache.root(new.cache_salt),
             group=group,
+            prediction=new.prediction,
         )
         request.expected_prefill = len(prompt) - len(self.cache.match(request)) * self.cache.block_size
         self._requests[request.request_id] = request
@@ -154,6 +152,8 @@ class Scheduler:
         decode = [r for r in self._running if r.num_tokens - r.num_computed_tokens == 1]
         chunks = [r for r in self._running if r.num_tokens - r.num_computed_tokens > 1]
         budget = self._grant(decode, self.config.max_num_batched_tokens, counts)
+        wanted = self._wanted_drafts(counts, chunks, budget)
+        budget -= sum(wanted.values())
         half = budget // 2
         oldest_first = merge(chunks, list(self._waiting), key=_arrival)
         if self._grant(oldest_first, budget - half, counts) == 0:  # or all have what they need
@@ -164,7 +164,9 @@ class Scheduler:
                 f"pages free {self.cache.pool.num_free}, cached {self.cache.pool.num_cached}, "
                 f"used {self.cache.pool.num_used}, total {self.cache.pool.total}"
             )
-        return self._plan(counts)
+        # NOTE: last, on the pages that are left: nobody is preempted for a draft.
+        drafts = self.speculator.propose({r: n for r, n in wanted.items() if r in counts}, self.cache)
+        return self._plan(counts, drafts)
 
     def _grant(self, requests: Iterable[Request], budget: int, counts: dict[Request, int]) -> int:
         """Give up to `budget` tokens to these requests in this order; returns what is left of it."""
@@ -192,6 +194,13 @@ class Scheduler:
                 counts[request] = end - start
                 budget -= counts[request] - granted
         return budget
+
+    def _wanted_drafts(self, decode: Iterable[Request], chunks: list[Request], budget: int) -> dict[Request, int]:
+        """How many drafts the requests that wait for their next token should get. Prompts keep half of the budget."""
+        prompts = sum(r.num_tokens - r.num_computed_tokens for r in chunks)
+        prompts += sum(r.expected_prefill for r in self._waiting)
+        requests = list(decode)
+        return self.speculator.counts(requests, num_tokens=len(requests) + min(budget, prompts), most=budget // 2)
 
     def _shortest_first(self, counts: dict[Request, int]) -> list[Request]:
         """Who has more tokens to compute than `counts` grants: those who need the fewest first, then by arrival."""
@@ -233,23 +242,24 @@ class Scheduler:
             group.leader = request
         return group.leader is not request
 
-    def _plan(self, counts: dict[Request, int]) -> StepPlan:
+    def _plan(self, counts: dict[Request, int], drafts: dict[Request, list[int]]) -> StepPlan:
         single: list[StepRow] = []
         longer: list[StepRow] = []
         for request, count in counts.items():
             start = request.num_computed_tokens
-            tokens = request.token_ids
+            tokens, proposed = request.token_ids, drafts.get(request, [])
             row = StepRow(
                 request_id=request.request_id,
-                token_ids=tokens[start : start + count],
+                token_ids=tokens[start : start + count] + proposed,
                 start=start,
                 block_table=request.block_table,
                 sample=start + count == len(tokens),
                 params=request.params,
                 all_token_ids=tokens,
                 num_prompt_tokens=request.num_prompt_tokens,
+                num_drafts=len(proposed),
             )
-            (single if count == 1 else longer).append(row)
+            (single if len(row.token_ids) == 1 else longer).append(row)
             request.in_flight = True
             self._in_flight.append(request)
         finished, self._finished_ids = self._finished_ids, []
@@ -265,6 +275,7 @@ class Scheduler:
         victim.status = RequestStatus.WAITING
         # Its full pages stay in the cache until the room is needed, so that resuming is mostly a hit.
         self.cache.release(victim)
+        self.speculator.forget(victim)
         victim.expected_prefill = victim.num_tokens
         insort(self._waiting, victim, key=_arrival)
 
@@ -287,13 +298,15 @@ class Scheduler:
             if result.error is not None:
                 outputs.append(self._finish(request, FinishReason.ERROR, error=result.error))
                 continue
-            request.num_computed_tokens += len(row.token_ids)
-            self.cache.publish(request)
-            self.stats.prefill_tokens += len(row.token_ids) - row.sample
+            computed = len(row.token_ids) - row.num_drafts
+            request.num_computed_tokens += computed
+            self.stats.prefill_tokens += computed - row.sample
             if request.group is not None and request.num_computed_tokens >= request.num_prompt_tokens:
                 request.group.prompt_is_cached = True
             if row.sample:
-                outputs.append(self._append(request, result))
+                outputs.append(self._append(request, row, result))
+            else:
+                self.cache.publish(request)
         return outputs
 
     def fail_step(self, message: str) -> list[Output]:
@@ -327,39 +340,37 @@ class Scheduler:
         holders = {request.request_id: request for request in (*self._requests.values(), *self._in_flight)}
         self.cache.check(holders.values())
         for request in self._requests.values():
-            capacity = len(request.block_table) * self.cache.block_size
-            if not 0 <= request.num_computed_tokens <= min(request.num_tokens, capacity):
-                raise PoolCorrupt(
-                    f"request {request.request_id}: computed {request.num_computed_tokens} of {request.num_tokens} "
-                    f"tokens in {len(request.block_table)} pages"
-                )
-            if request.status is RequestStatus.WAITING and request.block_table:
-                raise PoolCorrupt(f"waiting request {request.request_id} holds pages {request.block_table}")
+            check_request(request, self.cache.block_size)
         if len(self._running) + len(self._waiting) != len(self._requests):
             raise PoolCorrupt(
                 f"{len(self._running)} running + {len(self._waiting)} waiting != {len(self._requests)} requests"
             )
 
-    def _append(self, request: Request, result: RowResult) -> Output:
-        token_id = result.token_id
-        if token_id is None:
-            return self._finish(request, FinishReason.ERROR, error="The runner returned no token for a sampling row.")
-        request.token_ids.append(token_id)
-        self.stats.generated_tokens += 1
-        output = Output(request.request_id, [token_id], list(result.logprobs) or None)
+    def _append(self, request: Request, row: StepRow, result: RowResult) -> Output:
+        """Take over the tokens that a row yielded: those of its drafts that held, and one more."""
+        count, reason = ending(request, result.token_ids, self._eos_token_ids)
+        if not 1 <= count <= row.num_drafts + 1:
+            error = f"The runner returned {count} tokens for a row that yields 1 to {row.num_drafts + 1}."
+            return self._finish(request, FinishReason.ERROR, error=error)
+        tokens = list(result.token_ids[:count])
+        request.token_ids += tokens
+        request.num_computed_tokens += count - 1  # drafts that held; the pages of the others go back
+        self.cache.publish(request)
+        self.cache.trim(request, request.num_tokens)
+        self.stats.generated_tokens += count
+        output = Output(request.request_id, tokens, list(result.logprobs[:count]) or None, reason)
+        if row.num_drafts:
+            accepted = len(result.token_ids) - 1
+            self.speculator.checked(request, row.num_drafts, accepted)
+            output.accepted_drafts = min(accepted, count)
+            output.rejected_drafts = row.num_drafts - output.accepted_drafts
         if not request.cached_tokens_reported:
             output.cached_tokens = request.num_cached_tokens
             output.prompt_page = self.cache.prompt_page(request)
             request.cached_tokens_reported = True
-        params = request.params
-        is_eos = token_id in self._eos_token_ids and not params.ignore_eos
-        if (is_eos or token_id in params.stop_token_ids) and request.num_generated_tokens >= params.min_tokens:
-            output.stop_token_id = token_id
-            self._finish(request, FinishReason.STOP)
-            output.finish_reason = FinishReason.STOP
-        elif request.num_tokens >= request.max_total_tokens:
-            self._finish(request, FinishReason.LENGTH)
-            output.finish_reason = FinishReason.LENGTH
+        if reason is not None:
+            output.stop_token_id = tokens[-1] if reason is FinishReason.STOP else None
+            self._finish(request, reason)
         return output
 
     def _finish(self, request: Request, reason: FinishReason, error: str | None = None) -> Output:
@@ -372,6 +383,7 @@ class Scheduler:
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
         self._finished_ids.append(request.request_id)
+        self.speculator.forget(request)
         # NOTE: the pages of a request in flight are still being written. `_land` releases them.
         if not request.in_flight:
             self.cache.release(request)

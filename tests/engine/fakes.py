@@ -7,12 +7,15 @@ output, and `expected_tokens` says what is right without any page at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Mapping, Sequence
 
 from engine.block_pool import BlockPool
 from engine.limits import SchedulerConfig
 from engine.prefix_cache import PrefixCache
+from engine.request import Request
 from engine.scheduler import Scheduler
+from engine.spec.speculator import Speculator
 from engine.types import CacheGeometry, RowResult, StepPlan, TokenLogprob
 
 VOCAB = 1000
@@ -69,26 +72,64 @@ class FakeRunner:
         size = self.geometry.block_size
         assert len(row.block_table) == -(-(row.start + len(row.token_ids)) // size)
         assert 0 not in row.block_table
-        assert list(row.token_ids) == list(row.all_token_ids[row.start : row.start + len(row.token_ids)])
+        first = len(row.token_ids) - row.num_drafts  # the first draft
+        assert list(row.token_ids[:first]) == list(row.all_token_ids[row.start : row.start + first])
+        assert not row.num_drafts or (row.sample and row.start + first == len(row.all_token_ids))
         kv = 0
         if row.start:
             last = row.start - 1
             stored = self.pages[row.block_table[last // size]][last % size]
             assert stored is not None, "read of a slot that was never written"
             kv = stored
+        states = []
         for position, token in enumerate(row.token_ids, row.start):
             kv = _mix(kv, token)
             self.pages[row.block_table[position // size]][position % size] = kv
+            states.append(kv)
         if row.request_id in self.row_errors:
             return RowResult(row.request_id, error=self.row_errors.pop(row.request_id))
         if not row.sample:
             return RowResult(row.request_id)
-        token = _token(kv)
-        logprobs: tuple[TokenLogprob, ...] = ()
+        tokens = [_token(kv) for kv in states[first - 1 :]]
+        drafts = row.token_ids[first:]
+        held = next((i for i, draft in enumerate(drafts) if draft != tokens[i]), len(drafts))
+        tokens = tokens[: held + 1]
+        logprobs: list[TokenLogprob] = []
         if row.params.logprobs is not None:
-            top = tuple((token + i, -0.5 - i) for i in range(row.params.logprobs))
-            logprobs = (TokenLogprob(token, -0.5, top),)
-        return RowResult(row.request_id, (token,), logprobs)
+            for token in tokens:
+                top = tuple((token + i, -0.5 - i) for i in range(row.params.logprobs))
+                logprobs.append(TokenLogprob(token, -0.5, top))
+        return RowResult(row.request_id, tuple(tokens), tuple(logprobs))
+
+
+class Clairvoyant:
+    """A proposer that knows what the fake model will say, and errs as often as it is told to."""
+
+    seconds_per_draft = 0.0
+
+    def __init__(self, error_rate: float = 0.0, seed: int = 0) -> None:
+        self._dice = random.Random(seed)
+        self._error_rate = error_rate
+        self.known: set[int] = set()  # requests that it was not told to forget
+
+    def offers(self, requests: Sequence[Request], most: int) -> list[int]:
+        return [self._dice.randint(0, most) if self._error_rate else most for _ in requests]
+
+    def propose(self, counts: Mapping[Request, int]) -> dict[Request, list[int]]:
+        drafts = {}
+        for request, count in counts.items():
+            self.known.add(request.request_id)
+            right = expected_tokens(request.token_ids, count)
+            drafts[request] = [self._dice.choice([1, 2, t + 1]) if self._errs() else t for t in right]
+            if self._errs():
+                drafts[request] = drafts[request][: self._dice.randint(0, count)]
+        return {request: tokens for request, tokens in drafts.items() if tokens}
+
+    def forget(self, request: Request) -> None:
+        self.known.discard(request.request_id)
+
+    def _errs(self) -> bool:
+        return self._dice.random() < self._error_rate
 
 
 def make_scheduler(
@@ -98,6 +139,7 @@ def make_scheduler(
     max_num_batched_tokens: int = 16,
     max_waiting: int = 64,
     prefix_cache: bool = True,
+    speculator: Speculator | None = None,
 ) -> Scheduler:
     cache = PrefixCache(
         BlockPool(runner.geometry.num_blocks),
@@ -107,7 +149,7 @@ def make_scheduler(
         enabled=prefix_cache,
     )
     config = SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_waiting, runner.max_model_len)
-    return Scheduler(config, cache, eos_token_ids=frozenset({EOS}))
+    return Scheduler(config, cache, eos_token_ids=frozenset({EOS}), speculator=speculator)
 
 
 def step(scheduler: Scheduler, runner: FakeRunner):

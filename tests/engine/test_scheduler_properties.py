@@ -6,12 +6,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine.limits import NeverFits, QueueFull
 from engine.messages import NewRequest
+from engine.spec.speculator import Speculator
 from engine.types import FinishReason, SamplingParams
-from tests.engine.fakes import FakeRunner, check_plan, expected_tokens, make_scheduler
+from tests.engine.fakes import Clairvoyant, FakeRunner, check_plan, expected_tokens, make_scheduler
 
 
 class EngineHistory(RuleBasedStateMachine):
-    """Adds, aborts, forced preemptions, row errors and failed steps in any order."""
+    """Adds, aborts, forced preemptions, row errors and failed steps in any order, with drafts right and wrong."""
 
     @initialize(
         num_blocks=st.integers(4, 24),
@@ -19,15 +20,23 @@ class EngineHistory(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 5),
         extra_tokens=st.integers(0, 12),
         prefix_cache=st.booleans(),
+        drafts=st.integers(0, 5),
+        draft_errors=st.sampled_from([0.0, 0.2, 0.6]),
+        adaptive=st.booleans(),
+        seed=st.integers(0, 1000),
     )
-    def start(self, num_blocks, block_size, max_num_seqs, extra_tokens, prefix_cache):
+    def start(
+        self, num_blocks, block_size, max_num_seqs, extra_tokens, prefix_cache, drafts, draft_errors, adaptive, seed
+    ):
         self.runner = FakeRunner(num_blocks, block_size, max_model_len=40)
+        self.proposer = Clairvoyant(draft_errors, seed)
         self.scheduler = make_scheduler(
             self.runner,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_seqs + extra_tokens,
             max_waiting=6,
             prefix_cache=prefix_cache,
+            speculator=Speculator(self.proposer, drafts, adaptive=adaptive) if drafts else None,
         )
         self.prompts: dict[int, list[int]] = {}
         self.limits: dict[int, int] = {}
@@ -99,6 +108,7 @@ class EngineHistory(RuleBasedStateMachine):
                 self.scheduler.abort([victim])
                 self.scheduler.check()
         self._take(self.scheduler.update(plan, self.runner.execute(plan)))
+        self.scheduler.speculator.timed(plan.num_tokens, data.draw(st.floats(0.001, 1)))
 
     def _is_not_kept_out(self, oldest):
         """Who overtook the oldest that waited, by starting before it, left room for it."""
@@ -124,6 +134,10 @@ class EngineHistory(RuleBasedStateMachine):
         for queue in (self.scheduler._waiting, self.scheduler._running):
             arrivals = [request.arrival for request in queue]
             assert arrivals == sorted(arrivals)
+        assert self.proposer.known <= {request.request_id for request in self.scheduler._running}
+        for request in self.scheduler._running:  # rejected drafts hold nothing
+            if not request.in_flight:
+                assert len(request.block_table) <= self.scheduler.cache.pages_for(request.num_tokens)
         pool = self.scheduler.cache.pool
         assert pool.num_free + pool.num_cached + pool.num_used == pool.total
         for i, tokens in self.tokens.items():
