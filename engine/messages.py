@@ -28,7 +28,6 @@ class NewRequest(msgspec.Struct, array_like=True, frozen=True):
     group: int | None = None
     grammar: str | None = None  # what the answer must be, as `engine.grammar` writes it
     prediction: tuple[int, ...] = ()  # what the client expects the answer to be, or to hold
-    prediction: tuple[int, ...] = ()  # what the client expects the answer to be, or to hold
 
 
 class Add(msgspec.Struct, array_like=True, tag=1, frozen=True):
@@ -65,9 +64,6 @@ class Output(msgspec.Struct, array_like=True):
     # Drafts that became part of the answer, and those that did not.
     accepted_drafts: int = 0
     rejected_drafts: int = 0
-    # Drafts that became part of the answer, and those that did not.
-    accepted_drafts: int = 0
-    rejected_drafts: int = 0
     # Of the prompt's next tokens, in order: they come with the chunks in which the prompt is computed.
     prompt_logprobs: list[TokenLogprob] | None = None
 
@@ -92,9 +88,6 @@ class Stats(msgspec.Struct, array_like=True):
     aborts: int = 0
     step_failures: int = 0
     late_kernels: int = 0  # GPU kernels compiled after warm-up, while requests waited
-    draft_runs: int = 0  # one request's drafts in one step
-    drafted_tokens: int = 0
-    accepted_draft_tokens: int = 0
     draft_runs: int = 0  # one request's drafts in one step
     drafted_tokens: int = 0
     accepted_draft_tokens: int = 0
