@@ -81,6 +81,7 @@ class Life(msgspec.Struct, eq=False):
     # decide
     policy: Policy | None = None
     facts: Facts | None = None
+    embedding: str | None = None  # what became of the vector that the classifier was to see
     decision: Decision | None = None
     shadow: Policy | None = None  # that decides in silence as well, once the answer is given
     candidates: list[Candidate] = []

@@ -53,6 +53,7 @@ from gateway.policy_news import IN_FORCE, REFUSED
 from gateway.policy_record import PolicyRecord
 from gateway.responses.store import ResponseStore
 from gateway.rollouts.keeper import RolloutKeeper
+from gateway.routing.embedding import SharedEmbedding
 from gateway.routing.placing import Placing, cache_salt, salted
 from gateway.routing.record import Descriptions
 from gateway.sessions.holding import Sessions, open_sessions
@@ -98,6 +99,7 @@ class Services:
     policy_record: PolicyRecord | None = None  # none yet while the policies are loaded
     rollouts: RolloutKeeper
     classifier: TaskClassifier
+    embedding: SharedEmbedding
     outcomes: Outcomes
     watching: Watching
     prices: PriceBook
@@ -213,6 +215,7 @@ class Services:
             self.cache = CacheClient(socket, timeout_ms=settings.cache.lookup_timeout_ms)
             await self.cache.start()
             stack.push_async_callback(self.cache.close)
+        self.embedding = SharedEmbedding(settings, self.cache, self.metrics.embeddings)
         self.flight = SingleFlight()
         self.shared_flights = None
         if settings.storage.redis_url is not None and settings.cache.enabled:

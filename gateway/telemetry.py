@@ -107,6 +107,12 @@ class Metrics:
             ["policy", "rule", "when", "action"],
             registry,
         )
+        self.embeddings = Counts(
+            "tierline_routing_embeddings_total",
+            "Requests whose vector the classifier was to see, by what became of it: used, words, or why there was none.",
+            ["outcome"],
+            registry,
+        )
         self.cache = Counts(
             "tierline_cache_requests_total",
             "Cache outcomes: exact, semantic, audit, shadow, miss, bypass.",

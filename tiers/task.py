@@ -1,4 +1,4 @@
-"""Which task a request is, how sure that is, and how hard it looks: a linear classifier over terms and word vectors.
+"""Which task a request is, how sure that is, and how hard it looks: a linear classifier over terms and vectors.
 
 It sorts a request into about twenty *kinds* (word problems, code to write, facts to recall, ...), each of which belongs
 to one of twelve *tasks*; rules speak of tasks, the success table of kinds. Deterministic, numpy only, well under a
@@ -7,7 +7,6 @@ millisecond; the weights come from `python -m tiers.train` and ship beside this 
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,8 @@ from numpy.typing import NDArray
 
 from tiers.beta import sigmoid
 from tiers.features import TRAINED, Features, Message, extract
+from tiers.linear import Linear
+from tiers.vector import Vector, inputs_of
 from tiers.words import WordVectors, default_words
 
 # kind -> task. The order of the kinds is the order of the classifier's outputs.
@@ -49,6 +50,9 @@ TASKS: Final = tuple(dict.fromkeys(KINDS.values()))
 
 MODEL_FILE: Final = Path(__file__).with_name("model.npz")
 VOCABULARY_BITS: Final = 1 << 18
+BY_VECTOR: Final = "by_vector"  # among the features of a profile
+
+_VECTOR: Final = "vector_"  # before the names of what judges by the vector, in the file
 
 # A text this likely to be unfamiliar is out of distribution.
 UNFAMILIAR: Final = 0.5
@@ -69,7 +73,7 @@ class TaskProfile:
         complexity: expected share of today's open models that would fail, in [0, 1].
         in_distribution: False where the text is unlike the training data: do not trust the rest.
         features: numeric features by name, each in [0, 1]; among them `known_words`, the share of the distinct words
-            that are known, and `unfamiliarity`.
+            that are known, `unfamiliarity`, and `by_vector` (1 where the text's own vector was looked at).
         probabilities: by task, summing to 1.
         kinds: by kind, summing to 1; what the success table is keyed by.
     """
@@ -90,23 +94,18 @@ class TaskProfile:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Trained parameters; D hashed terms, F numeric features, W word inputs, K kinds plus one output for complexity.
+    """Trained parameters.
 
     Attributes:
-        terms: [D, K + 1] int8, times `scale` [K + 1] gives the weight of a term.
-        numbers: [F + W, K + 1] float32, weights of the numeric features and of the word vectors.
-        bias: [K + 1] float32.
-        temperature: divides the scores before the softmax, fitted on held-out data.
+        words: what judges by words alone: terms, the numeric features, then the word vectors.
+        vector: what judges where the text's own vector is there, which comes behind these inputs; None: nothing does.
         vocabulary: bit set of the hashes of known words, [VOCABULARY_BITS / 8] uint8.
         unfamiliar: [3] float32, log-odds that a text is unfamiliar: a constant, and the weights of the share of unknown
-            words and of the missing confidence.
+            words and of the missing confidence, both as the words have it.
     """
 
-    terms: NDArray[np.int8]
-    scale: NDArray[np.float32]
-    numbers: NDArray[np.float32]
-    bias: NDArray[np.float32]
-    temperature: float
+    words: Linear
+    vector: Linear | None
     vocabulary: NDArray[np.uint8]
     unfamiliar: NDArray[np.float32]
 
@@ -122,28 +121,18 @@ class Weights:
             fits = list(file["kinds"]) == list(KINDS) and list(file["features"]) == list(TRAINED)
             if not fits or "unfamiliar" not in file:
                 raise ValueError(f"{path} does not fit this version: train again with `python -m tiers.train`")
-            return cls(
-                terms=file["terms"],
-                scale=file["scale"],
-                numbers=file["numbers"],
-                bias=file["bias"],
-                temperature=float(file["temperature"]),
-                vocabulary=file["vocabulary"],
-                unfamiliar=file["unfamiliar"],
-            )
+            vector = Linear.of(file, _VECTOR) if f"{_VECTOR}terms" in file else None
+            return cls(Linear.of(file), vector, file["vocabulary"], file["unfamiliar"])
 
     def save(self, path: Path = MODEL_FILE) -> None:
         np.savez_compressed(
             path,
             kinds=np.array(list(KINDS)),
             features=np.array(TRAINED),
-            temperature=np.array(self.temperature),
             unfamiliar=self.unfamiliar,
-            terms=self.terms,
-            scale=self.scale,
-            numbers=self.numbers,
-            bias=self.bias,
             vocabulary=self.vocabulary,
+            **self.words.arrays(),
+            **({} if self.vector is None else self.vector.arrays(_VECTOR)),
         )
 
 
@@ -174,32 +163,52 @@ class TaskClassifier:
         tools: bool = False,
         response_format: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
+        vector: Vector | None = None,
     ) -> TaskProfile:
-        """Profile of a chat request; the arguments are those of `features.extract`."""
-        return self.profile(extract(messages, tools, response_format, max_tokens))
+        """Profile of a chat request; the arguments are those of `features.extract`, and the vector of what is asked."""
+        return self.profile(extract(messages, tools, response_format, max_tokens), vector)
 
-    def profile(self, features: Features) -> TaskProfile:
-        """Profile of features that were extracted before."""
-        scores, complexity = self._scores(features)
+    def profile(self, features: Features, vector: Vector | None = None) -> TaskProfile:
+        """Profile of features that were extracted before.
+
+        Args:
+            vector: of the text that `tiers.vector.asked` names, where there is one. What the text is unlike anything
+                known is said by its words all the same: an embedding finds something near to everything.
+        """
+        weights = self._weights
+        rows = term_rows(features.terms, len(weights.words.terms))
+        numbers = np.concatenate((np.array(features.vector(), np.float32), self._words.inputs(features)))
+        kinds, tasks, complexity = self._judged(weights.words, features, rows, numbers)
+        known = self.known_words(features)
+        constant, unknown, unsure = weights.unfamiliar.tolist()
+        unfamiliarity = sigmoid(constant + unknown * (1 - known) + unsure * (1 - float(tasks.max())))
+        seen = {**features.values, "known_words": known, "unfamiliarity": unfamiliarity}
+        if vector is not None and weights.vector is not None:
+            kinds, tasks, complexity = self._judged(
+                weights.vector, features, rows, np.concatenate((numbers, inputs_of(vector)))
+            )
+            seen[BY_VECTOR] = 1.0
+        best = int(tasks.argmax())
+        return TaskProfile(
+            task=TASKS[best],
+            confidence=float(tasks[best]),
+            complexity=complexity,
+            in_distribution=unfamiliarity < UNFAMILIAR,
+            features=seen,
+            probabilities=dict(zip(TASKS, tasks.tolist(), strict=True)),
+            kinds=dict(zip(self._kinds, kinds.tolist(), strict=True)),
+        )
+
+    def _judged(
+        self, linear: Linear, features: Features, rows: Sequence[int], numbers: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+        """Probabilities of kinds [K] and tasks [T], and the complexity."""
+        scores, complexity = linear.scores(rows, numbers)
         scores[self._kinds.index("label_text")] += _SHORT_ANSWER_SCORE * features.values["short_answer"]
         scores[self._kinds.index("extract_fields")] += _JSON_SCORE * features.values["wants_json"]
         kinds = np.exp(scores - scores.max())
         kinds /= kinds.sum()
-        tasks = kinds @ self._to_task
-        best = int(tasks.argmax())
-        confidence = float(tasks[best])
-        known = self.known_words(features)
-        constant, unknown, unsure = self._weights.unfamiliar.tolist()
-        unfamiliarity = sigmoid(constant + unknown * (1 - known) + unsure * (1 - confidence))
-        return TaskProfile(
-            task=TASKS[best],
-            confidence=confidence,
-            complexity=complexity,
-            in_distribution=unfamiliarity < UNFAMILIAR,
-            features={**features.values, "known_words": known, "unfamiliarity": unfamiliarity},
-            probabilities=dict(zip(TASKS, tasks.tolist(), strict=True)),
-            kinds=dict(zip(self._kinds, kinds.tolist(), strict=True)),
-        )
+        return kinds, kinds @ self._to_task, complexity
 
     def known_words(self, features: Features) -> float:
         """Share of the distinct words that have a vector or occur in the training data; 0 for a text without words."""
@@ -209,17 +218,6 @@ class TaskClassifier:
         bits = (self._weights.vocabulary[rows >> 3] >> (rows & 7).astype(np.uint8)) & 1
         known = sum(bool(bit) or word in self._words for bit, word in zip(bits.tolist(), features.words, strict=True))
         return known / len(features.words)
-
-    def _scores(self, features: Features) -> tuple[NDArray[np.float64], float]:
-        """Scores of the kinds, divided by the temperature, and the complexity in [0, 1]."""
-        weights = self._weights
-        rows = term_rows(features.terms, len(weights.terms))
-        numbers = np.concatenate((np.array(features.vector(), np.float32), self._words.inputs(features)))
-        output = weights.bias + numbers @ weights.numbers
-        if rows:
-            # Each term counts 1/sqrt(n): long texts do not outweigh, and one phrase moves a long text little.
-            output = output + weights.terms[rows].sum(axis=0, dtype=np.int32) * weights.scale / math.sqrt(len(rows))
-        return output[:-1].astype(np.float64) / weights.temperature, float(min(1.0, max(0.0, output[-1])))
 
 
 @lru_cache(maxsize=1)

@@ -94,6 +94,8 @@ def record_of(services: Services, life: Life) -> Decision | None:
         return None
     features = recorded(facts)
     features["input_estimate"] = life.input_estimate
+    if life.embedding is not None:
+        features["embedding"] = life.embedding
     first, batch = life.candidates[0], life.line is not None
     asked = life.asked
     most = None if asked is None else asked.max_tokens

@@ -93,6 +93,10 @@ async def route(services: Services, life: Life) -> None:
     chat = asked.chat()
     needs_profile = policy.needs_profile and (name == "auto" or name in policy.document.applies_to.models)
 
+    vector = None
+    if needs_profile:
+        vector, life.embedding = await services.embedding.of(asked.messages)
+
     def read() -> Facts:
         profile = None
         if needs_profile:
@@ -101,6 +105,7 @@ async def route(services: Services, life: Life) -> None:
                 tools=bool(chat.get("tools")),
                 response_format=chat.get("response_format"),
                 max_tokens=asked.max_tokens,
+                vector=vector,
             )
         return from_chat({**chat, "model": name} if name != asked.model else chat, context, profile)
 

@@ -8,6 +8,7 @@ from gateway.settings.batches import BatchSettings
 from gateway.settings.limits import ConcurrencySettings, LimitSettings, WhenRedisIsDown
 from gateway.settings.platform_file import Settings, load, resolve, where
 from gateway.settings.process import AdminSettings, LogSettings, ServerSettings, TelemetrySettings
+from gateway.settings.routing import RoutingSettings
 from gateway.settings.serving import (
     BackendSettings,
     Capability,
@@ -39,6 +40,7 @@ __all__ = [
     "ModelSettings",
     "Price",
     "ResponsesSettings",
+    "RoutingSettings",
     "SamplingDefaults",
     "ServerSettings",
     "Settings",

@@ -14,6 +14,7 @@ from gateway.settings.batches import BatchSettings
 from gateway.settings.conflicts import conflicts
 from gateway.settings.limits import ConcurrencySettings, LimitSettings
 from gateway.settings.process import AdminSettings, ServerSettings, TelemetrySettings
+from gateway.settings.routing import RoutingSettings
 from gateway.settings.serving import BackendSettings, EngineSettings, FailoverSettings, ModelSettings
 from gateway.settings.storage import CacheSettings, IdempotencySettings, ResponsesSettings, StorageSettings
 from gateway.settings.strict import BackendName, EngineName, ModelName, Strict
@@ -35,6 +36,7 @@ class Settings(Strict):
     engines: dict[EngineName, EngineSettings] = Field({})
     failover: FailoverSettings = FailoverSettings()
     cache: CacheSettings = CacheSettings()
+    routing: RoutingSettings = RoutingSettings()
     idempotency: IdempotencySettings = IdempotencySettings()
     responses: ResponsesSettings = ResponsesSettings()
     batches: BatchSettings = BatchSettings()

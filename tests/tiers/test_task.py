@@ -210,8 +210,12 @@ def test_weights_survive_saving(tmp_path: Path) -> None:
     weights = Weights.load()
     weights.save(tmp_path / "model.npz")
     again = Weights.load(tmp_path / "model.npz")
-    assert np.array_equal(weights.terms, again.terms)
-    assert weights.temperature == again.temperature
+    assert weights.vector is not None
+    assert again.vector is not None
+    for before, after in ((weights.words, again.words), (weights.vector, again.vector)):
+        assert np.array_equal(before.terms, after.terms)
+        assert np.array_equal(before.numbers, after.numbers)
+        assert before.temperature == after.temperature
     assert np.array_equal(weights.unfamiliar, again.unfamiliar)
 
 

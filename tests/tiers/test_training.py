@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from tiers.task import KINDS, TaskClassifier, TaskProfile
 from tiers.train import evaluate, foreign, labels, outcomes, templates
 from tiers.train.corpus import Example
 from tiers.train.fit import fit
+from tiers.train.vectors import PromptVectors
+from tiers.vector import SIZE, asked
 
 TEXTS = ["The parcel came late.", "I love the new design.", "Order 4711 was refunded on 3 May.", "The battery is weak."]
 
@@ -31,11 +34,52 @@ def test_a_classifier_learns_the_patterns_and_is_the_same_twice() -> None:
     table = outcomes.build([])
     weights = fit(examples(40, 1), table)
     again = fit(examples(40, 1), table)
-    assert np.array_equal(weights.terms, again.terms)
+    assert np.array_equal(weights.words.terms, again.words.terms)
     classifier = TaskClassifier(weights)
     fresh = examples(10, 2)
     right = [classifier.classify(e.messages).task == KINDS[e.kind] for e in fresh]
     assert sum(right) / len(right) > 0.8
+
+
+def test_vectors_are_learned_beside_the_words_and_leave_them_as_they_are() -> None:
+    """Vectors that tell the kind, of all prompts but those of one kind, which have none."""
+    table = outcomes.build([])
+    known, fresh = examples(20, 1), examples(10, 2)
+    directions = np.random.default_rng(0).standard_normal((len(KINDS), SIZE)).astype(np.float32)
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    vectors = PromptVectors()
+    for example in [*known, *fresh]:
+        if (text := asked(example.messages)) is not None:
+            kind = list(KINDS).index(example.kind)
+            vectors.add(text, None if example.kind == "translate_text" else directions[kind])
+    weights = fit(known, table, vectors)
+    assert np.array_equal(weights.words.terms, fit(known, table).words.terms)
+    assert weights.vector is not None
+    classifier = TaskClassifier(weights)
+    for example in fresh:
+        vector = vectors.asked(example.messages)
+        profile = classifier.classify(example.messages, vector=vector)
+        assert profile.features.get("by_vector") == (None if vector is None else 1.0)
+        assert profile.unfamiliarity == classifier.classify(example.messages).unfamiliarity
+        if vector is not None:
+            assert profile.task == KINDS[example.kind]
+    assert {e.kind for e in fresh if vectors.asked(e.messages) is not None} == set(templates.kinds()) - {
+        "translate_text"
+    }
+
+
+def test_vectors_survive_saving(tmp_path: Path) -> None:
+    vectors = PromptVectors()
+    unit = np.full(SIZE, SIZE**-0.5, np.float32)
+    vectors.add("one", unit)
+    vectors.add("refused", None)
+    vectors.save(tmp_path / "vectors.npz")
+    again = PromptVectors.load(tmp_path / "vectors.npz")
+    np.testing.assert_allclose(again.of("one"), unit, rtol=1e-3)
+    assert again.of("refused") is None
+    assert len(again) == 2
+    with pytest.raises(KeyError):
+        again.of("never seen")
 
 
 def test_patterns_are_deterministic_and_differ_by_seed() -> None:

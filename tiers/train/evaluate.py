@@ -21,6 +21,7 @@ from tiers.task import KINDS, TaskClassifier, TaskProfile
 from tiers.train import outcomes
 from tiers.train.corpus import Example
 from tiers.train.fit import difficulty, fit
+from tiers.train.vectors import PromptVectors
 
 # Sources of the mix of 14 benchmarks.
 MIX = "llmrouter/"
@@ -78,12 +79,28 @@ class Trained:
 
     classifier: TaskClassifier
     table: SuccessTable
+    vectors: PromptVectors | None = None
 
     def profiles(self, examples: Iterable[Example]) -> list[TaskProfile]:
-        return [self.classifier.classify(example.messages) for example in examples]
+        """What it says of each, by its vector where there are vectors and it has one."""
+        if self.vectors is None:
+            return [self.classifier.classify(example.messages) for example in examples]
+        vectors = self.vectors
+        return [self.classifier.classify(e.messages, vector=vectors.asked(e.messages)) for e in examples]
+
+    def judge(self, examples: Sequence[Example]) -> list[HeldOut]:
+        """What it says of each by words, and where there are vectors by these, too."""
+        by_words = replace(self, vectors=None).profiles(examples)
+        found = [judged(e, p, self.table) for e, p in zip(examples, by_words, strict=True)]
+        if self.vectors is None:
+            return found
+        profiles = self.profiles(examples)
+        return [
+            replace(one, by_vector=judged(one.example, p, self.table)) for one, p in zip(found, profiles, strict=True)
+        ]
 
 
-def train(examples: Sequence[Example], slope: float) -> Trained:
+def train(examples: Sequence[Example], slope: float, vectors: PromptVectors | None = None) -> Trained:
     """As `python -m tiers.train`, with a given slope (fitting it again in each fold would cost a second training)."""
     plain = outcomes.build(examples)
     complexity = {}
@@ -91,21 +108,30 @@ def train(examples: Sequence[Example], slope: float) -> Trained:
         values = [difficulty(example, plain) for example in examples if example.kind == kind]
         complexity[kind] = fmean(values) if values else 0.5
     table = SuccessTable(outcomes.build(examples).cells, complexity, slope)
-    return Trained(TaskClassifier(fit(examples, plain)), table)
+    return Trained(TaskClassifier(fit(examples, plain, vectors)), table, vectors)
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """One example and what a model that had not seen it said; `p_success` is the mean by tier."""
+    """One example and what a model that had not seen it said; `p_success` is the mean by tier.
+
+    `by_vector` is what it said with the vector at hand, where vectors were evaluated.
+    """
 
     example: Example
     profile: TaskProfile
     p_success: dict[str, float]
+    by_vector: HeldOut | None = None
 
     @property
     def gain(self) -> float:
         """Predicted gain of the strong over the weak tier of the llmrouter set."""
         return self.p_success["xlarge"] - self.p_success["medium"]
+
+
+def with_vectors(results: Iterable[HeldOut]) -> list[HeldOut]:
+    """The same examples as they were judged with their vectors."""
+    return [result.by_vector for result in results if result.by_vector is not None]
 
 
 def judged(example: Example, profile: TaskProfile, table: SuccessTable) -> HeldOut:
@@ -114,30 +140,38 @@ def judged(example: Example, profile: TaskProfile, table: SuccessTable) -> HeldO
     return HeldOut(example, profile, {tier: mixed(by_kind, tier).mean for tier in TIERS})
 
 
-def cross_validate(examples: Sequence[Example], folds: int, slope: float) -> list[HeldOut]:
+def cross_validate(
+    examples: Sequence[Example], folds: int, slope: float, vectors: PromptVectors | None = None
+) -> list[HeldOut]:
     """Every example judged by a model trained without its fold; folds are by random permutation, fixed seed."""
     fold = np.random.default_rng(7).permutation(len(examples)) % folds
-    return _by_group(examples, [str(f) for f in fold], lambda group: True, slope)
+    return _by_group(examples, [str(f) for f in fold], lambda group: True, slope, vectors)
 
 
-def leave_out(examples: Sequence[Example], groups: Iterable[str], slope: float) -> list[HeldOut]:
+def leave_out(
+    examples: Sequence[Example], groups: Iterable[str], slope: float, vectors: PromptVectors | None = None
+) -> list[HeldOut]:
     """Every example of the named sources judged by a model that never saw that source."""
     wanted = set(groups)
-    return _by_group(examples, [e.source for e in examples], wanted.__contains__, slope)
+    return _by_group(examples, [e.source for e in examples], wanted.__contains__, slope, vectors)
 
 
-def leave_tasks_out(examples: Sequence[Example], slope: float) -> list[HeldOut]:
+def leave_tasks_out(examples: Sequence[Example], slope: float, vectors: PromptVectors | None = None) -> list[HeldOut]:
     """Every query of the mix judged by a model that saw nothing of its task: no prompt, no label, no outcome."""
     found: list[HeldOut] = []
     for task in sorted({KINDS[e.kind] for e in examples if e.source.startswith(MIX)}):
-        model = train([e for e in examples if KINDS[e.kind] != task], slope)
-        inside = [e for e in examples if KINDS[e.kind] == task and e.source.startswith(MIX)]
-        found += [judged(e, p, model.table) for e, p in zip(inside, model.profiles(inside), strict=True)]
+        model = train([e for e in examples if KINDS[e.kind] != task], slope, vectors)
+        found += model.judge([e for e in examples if KINDS[e.kind] == task and e.source.startswith(MIX)])
     return found
 
 
 def learning(
-    examples: Sequence[Example], labels: Sequence[int], slope: float, folds: int = 3, draws: int = 10
+    examples: Sequence[Example],
+    labels: Sequence[int],
+    slope: float,
+    vectors: PromptVectors | None = None,
+    folds: int = 3,
+    draws: int = 10,
 ) -> dict[int, list[Deferral]]:
     """The mix after so many labelled outcomes per benchmark and tier, and no other outcome of the mix.
 
@@ -148,7 +182,7 @@ def learning(
     fold = np.random.default_rng(8).permutation(len(examples)) % folds
     parts = []
     for number in range(folds):
-        model = train([e for e, f in zip(blind, fold, strict=True) if f != number], slope)
+        model = train([e for e, f in zip(blind, fold, strict=True) if f != number], slope, vectors)
         seen = [e for e, f in zip(examples, fold, strict=True) if f != number and e.source.startswith(MIX)]
         inside = [e for e, f in zip(examples, fold, strict=True) if f == number and e.source.startswith(MIX)]
         parts.append((model, seen, model.profiles(seen), inside, model.profiles(inside)))
@@ -195,13 +229,17 @@ def success_calibration(results: Iterable[HeldOut], tiers: Iterable[str] = TIERS
 
 
 def _by_group(
-    examples: Sequence[Example], group_of: Sequence[str], wanted: Callable[[str], bool], slope: float
+    examples: Sequence[Example],
+    group_of: Sequence[str],
+    wanted: Callable[[str], bool],
+    slope: float,
+    vectors: PromptVectors | None,
 ) -> list[HeldOut]:
     found: list[HeldOut] = []
     for group in sorted({g for g in group_of if wanted(g)}):
         inside = [e for e, g in zip(examples, group_of, strict=True) if g == group]
-        model = train([e for e, g in zip(examples, group_of, strict=True) if g != group], slope)
-        found += [judged(e, p, model.table) for e, p in zip(inside, model.profiles(inside), strict=True)]
+        model = train([e for e, g in zip(examples, group_of, strict=True) if g != group], slope, vectors)
+        found += model.judge(inside)
     return found
 
 

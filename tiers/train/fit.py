@@ -16,10 +16,13 @@ from scipy.sparse import csr_matrix, hstack
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from tiers.features import Features, extract
+from tiers.linear import Linear
 from tiers.success import SuccessTable
 from tiers.task import KINDS, VOCABULARY_BITS, TaskClassifier, Weights, term_rows
 from tiers.train.corpus import REAL, Example
 from tiers.train.foreign import disguises
+from tiers.train.vectors import PromptVectors
+from tiers.vector import inputs_of
 from tiers.words import default_words
 
 TERM_ROWS = 1 << 13
@@ -57,11 +60,44 @@ def difficulty(example: Example, table: SuccessTable) -> float:
     return 1.0 - table.kind(example.kind, "medium").mean
 
 
-def fit(examples: Sequence[Example], table: SuccessTable, regularisation: float = 10.0) -> Weights:
-    """Train on `examples`; a tenth of them, chosen by position, calibrates confidence and strangeness."""
+def fit(
+    examples: Sequence[Example], table: SuccessTable, vectors: PromptVectors | None = None, regularisation: float = 10.0
+) -> Weights:
+    """Train on `examples`; a tenth of them, chosen by position, calibrates confidence and strangeness.
+
+    Args:
+        vectors: of all examples; then there are weights for requests with a vector, trained on the examples that have
+            one. The vectors leave the weights of the words as they are.
+    """
     features = [extract(e.messages) for e in examples]
     held = np.arange(len(examples)) % 10 == 7
     matrix = inputs(features)
+    words = _linear(matrix, examples, held, table, regularisation)
+    vector = None
+    if vectors is not None:
+        found = [vectors.asked(e.messages) for e in examples]
+        there = np.array([one is not None for one in found])
+        dense = csr_matrix(np.array([inputs_of(one) for one in found if one is not None]))
+        some = [example for example, one in zip(examples, found, strict=True) if one is not None]
+        both = hstack([matrix[there], dense], format="csr")
+        vector = _linear(both, some, held[there], table, regularisation)
+    weights = Weights(
+        words=words,
+        vector=vector,
+        vocabulary=_vocabulary([f for f, h in zip(features, held, strict=True) if not h]),
+        unfamiliar=np.zeros(3, np.float32),
+    )
+    return _familiarise(weights, [example for example, h in zip(examples, held, strict=True) if h])
+
+
+def _linear(
+    matrix: csr_matrix,
+    examples: Sequence[Example],
+    held: NDArray[np.bool_],
+    table: SuccessTable,
+    regularisation: float,
+) -> Linear:
+    """Weights for the inputs [n, TERM_ROWS + N] of the examples; those that are held calibrate the temperature."""
     target = np.array([_KINDS.index(e.kind) for e in examples])
     importance = _weights_of(examples)
     model = LogisticRegression(C=regularisation, max_iter=120, tol=1e-3)
@@ -76,19 +112,17 @@ def fit(examples: Sequence[Example], table: SuccessTable, regularisation: float 
     table_all[:, -1], bias[-1] = hardness.coef_, hardness.intercept_
     terms, numbers = table_all[:TERM_ROWS], table_all[TERM_ROWS:]
     scale = np.maximum(np.abs(terms).max(axis=0), 1e-9) / 127
-    weights = Weights(
+    linear = Linear(
         terms=np.round(terms / scale).astype(np.int8),
         scale=scale.astype(np.float32),
         numbers=numbers.astype(np.float32),
         bias=bias.astype(np.float32),
         temperature=1.0,
-        vocabulary=_vocabulary([f for f, h in zip(features, held, strict=True) if not h]),
-        unfamiliar=np.zeros(3, np.float32),
     )
-    real = np.array([example.source in REAL for example in examples])
-    known = [example for example, h in zip(examples, held, strict=True) if h]
-    warm = _calibrate(weights, [f for f, h in zip(features, held, strict=True) if h], target[held], real[held])
-    return _familiarise(warm, known, real[held])
+    rounded = np.concatenate((linear.terms * linear.scale, linear.numbers))
+    scores = matrix[held] @ rounded[:, :-1] + linear.bias[:-1]
+    real = np.array([example.source in REAL for example, h in zip(examples, held, strict=True) if h])
+    return replace(linear, temperature=_temperature(scores, target[held], real))
 
 
 def _vocabulary(features: Sequence[Features]) -> NDArray[np.uint8]:
@@ -99,19 +133,15 @@ def _vocabulary(features: Sequence[Features]) -> NDArray[np.uint8]:
     return np.packbits(bits, bitorder="little")
 
 
-def _calibrate(
-    weights: Weights, features: Sequence[Features], target: NDArray[np.int64], real: NDArray[np.bool_]
-) -> Weights:
-    """Temperature by maximum likelihood.
+def _temperature(scores: NDArray[np.float64], target: NDArray[np.int64], real: NDArray[np.bool_]) -> float:
+    """Of scores [n, K], by maximum likelihood.
 
-    Where there are hand-labelled (`real`) prompts among the held-out ones they count as much as all others together:
-    benchmarks and patterns are easier to tell apart than traffic, and confidence fitted to them alone is too high.
+    Where there are hand-labelled (`real`) prompts among them they count as much as all others together: benchmarks and
+    patterns are easier to tell apart than traffic, and confidence fitted to them alone is too high.
     """
     mass = np.ones(len(target))
     if 0 < real.sum() < len(real):
         mass[real] = (~real).sum() / real.sum()
-    classifier = TaskClassifier(weights)
-    scores = np.array([classifier._scores(item)[0] for item in features])
 
     def loss(log_temperature: float) -> float:
         scaled = scores / np.exp(log_temperature)
@@ -119,15 +149,15 @@ def _calibrate(
         losses = np.log(np.exp(scaled).sum(axis=1)) - scaled[np.arange(len(target)), target]
         return float(np.average(losses, weights=mass))
 
-    temperature = float(np.exp(minimize_scalar(loss, bounds=(-1.5, 1.5), method="bounded").x))
-    return replace(weights, temperature=temperature)
+    return float(np.exp(minimize_scalar(loss, bounds=(-1.5, 1.5), method="bounded").x))
 
 
-def _familiarise(weights: Weights, examples: Sequence[Example], real: NDArray[np.bool_]) -> Weights:
+def _familiarise(weights: Weights, examples: Sequence[Example]) -> Weights:
     """Weights of the unfamiliarity: a logistic regression of held-out prompts against their own disguises.
 
-    Both sides have the same mass, and so have hand-labelled prompts and the others, as in `_calibrate`.
+    Both sides have the same mass, and so have hand-labelled prompts and the others, as in `_temperature`.
     """
+    real = np.array([example.source in REAL for example in examples])
     classifier = TaskClassifier(weights)
     messages = [example.messages for example in examples]
     share = float(real.mean())

@@ -1,0 +1,47 @@
+"""The vector of what is asked, which the answer cache searches by: when the classifier may look at it, too.
+
+The cache embeds the last message of the user, as it is and as a whole, or refuses it. So the same text is meant here;
+a vector cannot be cleaned of pleas and heaps of keywords afterwards, so a text that has any is left to the words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiers.begging import without
+from tiers.features import HEAD_CHARS, TAIL_CHARS, Message, text_of
+
+MODEL: Final = "all-MiniLM-L6-v2"  # whose vectors the weights were trained for
+SIZE: Final = 384
+# Length of the vector beside inputs of 0 to 1, as for the word vectors: a longer one lets the training learn its
+# prompts by heart, a shorter one is not heard.
+_LENGTH: Final = 3.0
+
+Vector = NDArray[np.float32]
+
+
+def asked(messages: Sequence[Message]) -> str | None:
+    """The text whose vector may be looked at: that of the last message of the user; None: none may.
+
+    Texts that are longer than what the classifier reads of them, or beg, are judged by their words alone.
+    """
+    turns = [message for message in messages if message.get("role") == "user"]
+    text = text_of(turns[-1]) if turns else ""
+    if not text.strip() or len(text) > HEAD_CHARS + TAIL_CHARS or without(text) != text.strip():
+        return None
+    return text
+
+
+def inputs_of(vector: Vector) -> Vector:
+    """What the classifier takes of a unit vector [SIZE].
+
+    Raises:
+        ValueError: it has another size.
+    """
+    if vector.shape != (SIZE,):
+        raise ValueError(f"a vector of {MODEL} has {SIZE} numbers, not the shape {vector.shape}")
+    return vector * np.float32(_LENGTH)
