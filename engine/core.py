@@ -17,12 +17,14 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from engine.block_pool import BlockPool, PoolCorrupt
 from engine.config import EngineConfig
+from engine.grammar.anteroom import Anteroom
+from engine.grammar.compiling import Compiler, Grammars, Vocabulary
 from engine.kernels.jit_monitor import monitor as jit_monitor
 from engine.lifeline import die_with_parent
 from engine.limits import NeverFits, QueueFull, SchedulerConfig
@@ -32,6 +34,8 @@ from engine.messages import (
     Fatal,
     FrameReader,
     FromCore,
+    NewRequest,
+    Output,
     Pages,
     Ping,
     Pong,
@@ -46,7 +50,7 @@ from engine.messages import (
 from engine.page_seed import page_seed
 from engine.prefix_cache import PrefixCache
 from engine.scheduler import Scheduler
-from engine.types import Runner
+from engine.types import FinishReason, Runner, TokenMasks
 
 log = logging.getLogger("engine.core")
 
@@ -60,9 +64,10 @@ _FINISHES_REMEMBERED = 64
 class EngineCore:
     """Runs one model for one HTTP process, single-threaded, until the connection closes."""
 
-    def __init__(self, runner: Runner, scheduler: Scheduler, connection: socket.socket) -> None:
+    def __init__(self, runner: Runner, scheduler: Scheduler, connection: socket.socket, grammars: Grammars) -> None:
         self._runner = runner
         self._scheduler = scheduler
+        self._anteroom = Anteroom(grammars, scheduler.config.max_waiting)
         self._connection = connection
         self._frames = FrameReader()
         self._stats_changed = False
@@ -80,6 +85,7 @@ class EngineCore:
             PoolCorrupt, SchedulerStalled, ValueError: a bug; nothing that this process still says could be trusted.
         """
         while self._drain(wait=not self._scheduler.has_work):
+            self._admit_compiled()
             if self._scheduler.has_work:
                 self._step()
             elif self._stats_changed:
@@ -110,7 +116,7 @@ class EngineCore:
     def _drain(self, *, wait: bool) -> bool:
         """Handle everything that has arrived; False when the other side has closed."""
         if wait:
-            select.select([self._connection], [], [])
+            select.select([self._connection.fileno(), self._anteroom.fileno()], [], [])
         while True:
             try:
                 data = self._connection.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)
@@ -129,20 +135,36 @@ class EngineCore:
     def _handle(self, message: ToCore) -> None:
         match message:
             case Add(requests):
-                self._stats_changed = True
-                try:
-                    self._scheduler.add(requests)
-                except NeverFits as error:
-                    self._send(Rejected([r.request_id for r in requests], str(error)))
-                except QueueFull as error:
-                    wait = self._retry_after_seconds()
-                    self._send(Rejected([r.request_id for r in requests], str(error), wait))
+                self._admit(requests)
             case Abort(request_ids, stopped):
                 self._stats_changed = True
+                self._anteroom.leave(request_ids)
                 self._scheduler.abort(request_ids, stopped=stopped)
             case Ping(number):
                 age = None if self._last_step_end is None else time.monotonic() - self._last_step_end
                 self._send(Pong(number, age))
+
+    def _admit(self, requests: list[NewRequest], grammars: Mapping[int, TokenMasks] | None = None) -> None:
+        """Take requests in, or refuse them all. `grammars` None: those that have one wait until it is compiled."""
+        self._stats_changed = True
+        try:
+            if grammars is None and any(r.grammar is not None for r in requests):
+                self._anteroom.enter(requests)
+            else:
+                self._scheduler.add(requests, grammars or {})
+        except NeverFits as error:
+            self._send(Rejected([r.request_id for r in requests], str(error)))
+        except QueueFull as error:
+            self._send(Rejected([r.request_id for r in requests], str(error), self._retry_after_seconds()))
+
+    def _admit_compiled(self) -> None:
+        for party in self._anteroom.ready():
+            failed = [Output(i, [], finish_reason=FinishReason.ERROR, error=text) for i, text in party.faults.items()]
+            if failed:
+                self._send(Step(failed, self.stats()))
+            going_on = [r for r in party.requests if r.request_id not in party.faults]
+            if going_on:
+                self._admit(going_on, party.grammars)
 
     def _retry_after_seconds(self) -> float:
         """When a queue of this length will have moved on, by the rate at which requests finished lately."""
@@ -195,7 +217,7 @@ class EngineCore:
             pages_cached=cache.pool.num_cached,
             pages_used=cache.pool.num_used,
             running=scheduler.num_running,
-            waiting=scheduler.num_waiting,
+            waiting=scheduler.num_waiting + len(self._anteroom),
             steps=self._steps,
             prefill_tokens=scheduler.stats.prefill_tokens,
             generated_tokens=scheduler.stats.generated_tokens,
@@ -245,7 +267,7 @@ def load_model(config: EngineConfig, connection: socket.socket) -> tuple[EngineC
     num_threads = threads.configure(config.threads)  # before anything imports torch
     from engine.loader import open_model
     from engine.runner import load_runner
-    from engine.tokenizer import end_ids
+    from engine.tokenizer import Tokenizer, end_ids
 
     start = time.monotonic()
     model = open_model(config.model_path)
@@ -262,7 +284,8 @@ def load_model(config: EngineConfig, connection: socket.socket) -> tuple[EngineC
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,
     )
-    core = EngineCore(runner, build_scheduler(config, runner, digest, end_token_ids), connection)
+    grammars = Grammars(lambda: Compiler(Vocabulary.of(Tokenizer(model.info), model.spec.vocab_size)))
+    core = EngineCore(runner, build_scheduler(config, runner, digest, end_token_ids), connection, grammars)
     return core, core.ready(digest, time.monotonic() - start)
 
 

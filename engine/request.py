@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from engine.block_pool import PoolCorrupt
 from engine.spec.pace import PRIOR_RATE
-from engine.types import FinishReason, SamplingParams
+from engine.types import FinishReason, SamplingParams, TokenMasks
 
 
 class RequestStatus(StrEnum):
@@ -56,6 +56,7 @@ class Request:
     in_flight: bool = False  # part of the plan that is being executed
     prediction: tuple[int, ...] = ()  # what the client expects the answer to be, or to hold
     draft_rate: float = PRIOR_RATE  # the chance that a draft holds if all before it do
+    grammar: TokenMasks | None = None  # what the answer must be, and how far it has come
 
     @property
     def num_tokens(self) -> int:

@@ -18,9 +18,10 @@ Call `schedule`, run the plan, then call `update` or `fail_step`; `add` and `abo
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import merge
+from types import MappingProxyType
 
 from engine.block_pool import PoolCorrupt
 from engine.ending import ending
@@ -29,7 +30,7 @@ from engine.messages import NewRequest, Output
 from engine.prefix_cache import PrefixCache
 from engine.request import Request, RequestStatus, SiblingGroup, check_request
 from engine.spec.speculator import Speculator
-from engine.types import FinishReason, RowResult, StepPlan, StepRow
+from engine.types import FinishReason, GrammarFailed, RowResult, StepPlan, StepRow, TokenMasks
 
 
 class SchedulerStalled(RuntimeError):
@@ -91,8 +92,8 @@ class Scheduler:
 
     # --- admission -----------------------------------------------------------------------------------------------
 
-    def add(self, new: Sequence[NewRequest]) -> None:
-        """Admit all of these requests or none.
+    def add(self, new: Sequence[NewRequest], grammars: Mapping[int, TokenMasks] = MappingProxyType({})) -> None:
+        """Admit all of these requests or none. `grammars`: the compiled ones, by request id.
 
         Raises:
             NeverFits: a prompt is empty or too long for the model's context or for the page pool, or there are more
@@ -117,9 +118,9 @@ class Scheduler:
         groups: dict[int, SiblingGroup] = {}
         for request in new:
             group = None if request.group is None else groups.setdefault(request.group, SiblingGroup())
-            self._admit(request, group)
+            self._admit(request, group, grammars.get(request.request_id))
 
-    def _admit(self, new: NewRequest, group: SiblingGroup | None) -> None:
+    def _admit(self, new: NewRequest, group: SiblingGroup | None, grammar: TokenMasks | None) -> None:
         prompt = list(new.prompt_token_ids)
         self._arrivals += 1
         request = Request(
@@ -132,6 +133,7 @@ class Scheduler:
             cache_root=self.cache.root(new.cache_salt),
             group=group,
             prediction=new.prediction,
+            grammar=grammar,
         )
         request.expected_prefill = len(prompt) - len(self.cache.match(request)) * self.cache.block_size
         self._requests[request.request_id] = request
@@ -258,6 +260,7 @@ class Scheduler:
                 all_token_ids=tokens,
                 num_prompt_tokens=request.num_prompt_tokens,
                 num_drafts=len(proposed),
+                grammar=request.grammar,
             )
             (single if len(row.token_ids) == 1 else longer).append(row)
             request.in_flight = True
@@ -353,6 +356,15 @@ class Scheduler:
             error = f"The runner returned {count} tokens for a row that yields 1 to {row.num_drafts + 1}."
             return self._finish(request, FinishReason.ERROR, error=error)
         tokens = list(result.token_ids[:count])
+        completed = False
+        if request.grammar is not None and reason is not FinishReason.STOP:
+            try:
+                request.grammar.accept(tokens)
+            except GrammarFailed as error:
+                return self._finish(request, FinishReason.ERROR, error=str(error))
+            completed = request.grammar.is_complete
+            if completed:  # whether or not the model would say so
+                reason = FinishReason.STOP
         request.token_ids += tokens
         request.num_computed_tokens += count - 1  # drafts that held; the pages of the others go back
         self.cache.publish(request)
@@ -369,7 +381,7 @@ class Scheduler:
             output.prompt_page = self.cache.prompt_page(request)
             request.cached_tokens_reported = True
         if reason is not None:
-            output.stop_token_id = tokens[-1] if reason is FinishReason.STOP else None
+            output.stop_token_id = tokens[-1] if reason is FinishReason.STOP and not completed else None
             self._finish(request, reason)
         return output
 

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
-from typing import cast
+from typing import Protocol, cast
 
 import llguidance
 import msgspec
@@ -34,6 +34,16 @@ class GrammarError(ValueError):
     """No grammar, or one that takes too much work. The message is the compiler's."""
 
 
+class Tokens(Protocol):
+    """The part of a tokenizer that grammars look at."""
+
+    vocab_size: int
+    special_ids: frozenset[int]
+    end_ids: frozenset[int]
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+
 class Vocabulary(msgspec.Struct, array_like=True, frozen=True):
     """What a grammar must know of a tokenizer."""
 
@@ -42,17 +52,23 @@ class Vocabulary(msgspec.Struct, array_like=True, frozen=True):
     end_ids: list[int]
     size: int  # of the model's output, which may be longer than `tokens`
 
+    @classmethod
+    def of(cls, tokenizer: Tokens, size: int) -> Vocabulary:
+        """That of a tokenizer, for a model with an output of `size`."""
+        tokens = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
+        return cls(tokens, sorted(tokenizer.special_ids), sorted(tokenizer.end_ids), size)
+
 
 class Compiler:
-    """Compiles for one vocabulary. `tokenize`: how the tokenizer itself writes a text, for what a grammar forces."""
+    """Compiles for one vocabulary."""
 
-    def __init__(self, vocabulary: Vocabulary, tokenize: Callable[[str], list[int]] | None = None) -> None:
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Raises GrammarError for a vocabulary in which nothing ends an answer."""
+        if not vocabulary.end_ids:
+            raise GrammarError("the model has no token that ends an answer")
         control = set(vocabulary.control_ids)
-        source = _Source(
-            [_NO_TEXT + text if i in control else text for i, text in enumerate(vocabulary.tokens)],
-            vocabulary,
-            tokenize,
-        )
+        tokens = [_NO_TEXT + text if i in control else text for i, text in enumerate(vocabulary.tokens)]
+        source = _Source(tokens, vocabulary)
         self._tokenizer = llguidance.LLTokenizer(
             cast(llguidance.TokenizerWrapper, source), n_vocab=vocabulary.size, eos_token=vocabulary.end_ids
         )
@@ -86,22 +102,17 @@ class _Source:
 
     is_tokenizer_wrapper = True
 
-    def __init__(
-        self, tokens: list[bytes], vocabulary: Vocabulary, tokenize: Callable[[str], list[int]] | None
-    ) -> None:
+    def __init__(self, tokens: list[bytes], vocabulary: Vocabulary) -> None:
         self.tokens = tokens
         self.special_token_ids = vocabulary.control_ids
         self.eos_token_id = vocabulary.end_ids[0]
         self.bos_token_id = None
-        self._tokenize = tokenize
-        self._bytes = {text: i for i, text in enumerate(tokens) if len(text) == 1}
+        self._bytes = {text[0]: i for i, text in enumerate(tokens) if len(text) == 1}
 
     def __call__(self, text: str | bytes) -> list[int]:
-        if isinstance(text, bytes):
-            text = text.decode()
-        if self._tokenize is not None:
-            return self._tokenize(text)
-        return [self._bytes[bytes([byte])] for byte in text.encode() if bytes([byte]) in self._bytes]
+        """Some tokens of a text; how the model would write it matters only for tokens that a grammar forces."""
+        data = text.encode() if isinstance(text, str) else text
+        return [self._bytes[byte] for byte in data if byte in self._bytes]
 
 
 class Grammars:

@@ -12,7 +12,7 @@ from engine.config import EngineConfig
 from engine.core import EngineCore, build_scheduler, main
 from engine.messages import Ready
 from engine.types import StepPlan
-from tests.engine.fakes import EOS, FakeRunner
+from tests.engine.fakes import EOS, FakeRunner, make_grammars
 
 FAIL_STEP, CRASH, HANG, FAIL_ROW, SLOW = range(901, 906)
 
@@ -37,7 +37,7 @@ def load(config: EngineConfig, connection: socket.socket) -> tuple[EngineCore, R
                 time.sleep(0.005)
 
     runner.before_step = misbehave
-    core = EngineCore(runner, build_scheduler(config, runner, b"fake", frozenset({EOS})), connection)
+    core = EngineCore(runner, build_scheduler(config, runner, b"fake", frozenset({EOS})), connection, make_grammars())
     return core, core.ready(b"fake", 0.0)
 
 

@@ -10,7 +10,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
 from engine.block_pool import BlockPool
+from engine.grammar.compiling import Compiler, Grammars, Vocabulary
 from engine.limits import SchedulerConfig
 from engine.prefix_cache import PrefixCache
 from engine.request import Request
@@ -90,7 +93,7 @@ class FakeRunner:
             return RowResult(row.request_id, error=self.row_errors.pop(row.request_id))
         if not row.sample:
             return RowResult(row.request_id)
-        tokens = [_token(kv) for kv in states[first - 1 :]]
+        tokens = _allowed([_token(kv) for kv in states[first - 1 :]], row)
         drafts = row.token_ids[first:]
         held = next((i for i, draft in enumerate(drafts) if draft != tokens[i]), len(drafts))
         tokens = tokens[: held + 1]
@@ -130,6 +133,33 @@ class Clairvoyant:
 
     def _errs(self) -> bool:
         return self._dice.random() < self._error_rate
+
+
+def _allowed(tokens: list[int], row) -> list[int]:
+    """The tokens themselves, or after each the next number that the row's grammar allows at that position."""
+    if row.grammar is None:
+        return tokens
+    bits = np.zeros((len(tokens), -(-VOCAB // 32)), dtype=np.int32)
+    rows = row.grammar.fill(row.token_ids[len(row.token_ids) - row.num_drafts :], bits)
+    allowed = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")
+    chosen = [np.flatnonzero(allowed[i]) for i in range(rows)]
+    return [int(ids[np.searchsorted(ids, token) % len(ids)]) for ids, token in zip(chosen, tokens, strict=False)]
+
+
+def text_of(token: int) -> str:
+    """What a token stands for in grammars: printable ASCII from 1 on, and strange words after that."""
+    return chr(31 + token) if token < 96 else f"~{token}~"
+
+
+def make_compiler() -> Compiler:
+    """Compiles grammars over these texts."""
+    tokens = [b"<end>", *(text_of(i).encode() for i in range(1, VOCAB))]
+    return Compiler(Vocabulary(tokens, [EOS], [EOS], VOCAB))
+
+
+def make_grammars() -> Grammars:
+    """What a core compiles them with."""
+    return Grammars(make_compiler)
 
 
 def make_scheduler(

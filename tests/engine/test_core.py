@@ -23,7 +23,7 @@ from engine.messages import (
     from_core_decoder,
 )
 from engine.types import FinishReason, RowResult, SamplingParams
-from tests.engine.fakes import EOS, FakeRunner, expected_tokens, make_scheduler
+from tests.engine.fakes import EOS, FakeRunner, expected_tokens, make_grammars, make_scheduler
 
 
 def new(request_id, prompt, max_tokens=5, **params):
@@ -41,7 +41,7 @@ class Peer:
         settings = EngineConfig(model_path="", served_name="", **config)
         self.scheduler = build_scheduler(settings, runner, b"", frozenset({EOS}))
         self.theirs = theirs
-        self.core = EngineCore(runner, self.scheduler, theirs)
+        self.core = EngineCore(runner, self.scheduler, theirs, make_grammars())
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._run)
         self._frames = FrameReader()
@@ -262,7 +262,7 @@ def test_the_host_side_of_a_step_is_cheap():
     scheduler = make_scheduler(runner, max_num_seqs=8, max_num_batched_tokens=512)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        core = EngineCore(runner, scheduler, theirs)
+        core = EngineCore(runner, scheduler, theirs, make_grammars())
         scheduler.add([new(i, range(1, 129), 400) for i in range(8)])
         for _ in range(5):
             plan = scheduler.schedule()

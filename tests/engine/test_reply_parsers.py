@@ -1,0 +1,209 @@
+"""Thoughts, text and calls found in generated text: the same ones however the text is cut."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.server.reasoning import Thinking
+from engine.server.reply import Call, PlainText, Reply, cut
+from engine.server.tools.calls import Calls
+from engine.server.tools.families import FAMILIES
+from engine.server.tools.harmony import Harmony
+
+NAMES = ["get_weather", "add"]
+WEATHER = '{"city": "Zürich 🏔", "days": [1, {"x": "}]"}], "say": "\\"<tool_call>\\""}'
+
+
+def read(parser, pieces) -> Reply:
+    reply = Reply()
+    for piece in pieces:
+        reply.add(parser.push(piece))
+    reply.add(parser.finish())
+    return reply
+
+
+def make(family, *, thinking=None):
+    calls = Harmony() if family == "harmony" else Calls(FAMILIES[family].form, NAMES)
+    return calls if thinking is None else Thinking(calls, opened=thinking)
+
+
+def cuts(text: str, places) -> list[str]:
+    edges = sorted({0, len(text), *(p % (len(text) + 1) for p in places)})
+    return [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+
+
+# (family, generated text, text of the answer, calls)
+CASES = [
+    ("hermes", "Just text.\n", "Just text.\n", []),
+    (
+        "hermes",
+        f'Let me see.\n<tool_call>\n{{"name": "get_weather", "arguments": {WEATHER}}}\n</tool_call>',
+        "Let me see.",
+        [("get_weather", WEATHER)],
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>\n<tool_call>\n{"arguments": {}, "name": "add"}'
+        "</tool_call>\n",
+        "",
+        [("add", '{"a": 1}'), ("add", "{}")],
+    ),
+    ("hermes", '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("add", '{"a": 1}')]),
+    ("hermes", '<tool_call>{"name": "add"}</tool_call>', "", [("add", "{}")]),
+    ("hermes", "<tool_call> is how it is done", "<tool_call> is how it is done", []),
+    ("hermes", '<tool_call>{"nam', '<tool_call>{"nam', []),
+    ("hermes", "a <tool_cal", "a <tool_cal", []),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": ', "", [("add", '{"a": ')]),
+    ("hermes", '<tool_call>{"name": 7}</tool_call>', '<tool_call>{"name": 7}</tool_call>', []),
+    ("hermes", "<tool_call></tool_call>", "<tool_call></tool_call>", []),
+    ("llama3", f'{{"name": "get_weather", "parameters": {WEATHER}}}', "", [("get_weather", WEATHER)]),
+    (
+        "llama3",
+        '<|python_tag|>{"type": "function", "name": "add", "parameters": {"a": 2}}; {"name": "add", "parameters": {}}',
+        "",
+        [("add", '{"a": 2}'), ("add", "{}")],
+    ),
+    ("llama3", '{"answer": 42, "name": "add"}', '{"answer": 42, "name": "add"}', []),
+    ("llama3", '{"name": "Bob", "parameters": {}}', '{"name": "Bob", "parameters": {}}', []),
+    ("llama3", 'It is {"name": "add", "parameters": {}}', 'It is {"name": "add", "parameters": {}}', []),
+    (
+        "mistral",
+        '[TOOL_CALLS][{"name": "add", "arguments": {"a": [1]}}, {"name": "add", "arguments": {}, "id": "123456789"}]',
+        "",
+        [("add", '{"a": [1]}'), ("add", "{}")],
+    ),
+    ("mistral", 'Hm.[TOOL_CALLS]add{"a": 1}[TOOL_CALLS]add{"a": 2}', "Hm.", [("add", '{"a": 1}'), ("add", '{"a": 2}')]),
+    ("mistral", '[TOOL_CALLS]add[CALL_ID]abc[ARGS]{"a": 1}', "", [("add", '{"a": 1}')]),
+    ("mistral", "[TOOL_CALLS]what is this", "[TOOL_CALLS]what is this", []),
+    (
+        "phi4",
+        '<|tool_call|>[{"name": "add", "arguments": {"a": 1}}, {"name": "add", "arguments": {}}]<|/tool_call|>',
+        "",
+        [("add", '{"a": 1}'), ("add", "{}")],
+    ),
+    ("gemma", '```tool_code\n{"name": "add", "arguments": {"a": 1}}\n```', "", [("add", '{"a": 1}')]),
+    (
+        "harmony",
+        "<|channel|>analysis<|message|>Need it.<|end|><|start|>assistant<|channel|>commentary to=functions.add "
+        '<|constrain|>json<|message|>{"a": 1}<|call|>',
+        "",
+        [("add", '{"a": 1}')],
+    ),
+    (
+        "harmony",
+        "<|channel|>analysis<|message|>Easy.<|end|><|start|>assistant<|channel|>final<|message|>Four.",
+        "Four.",
+        [],
+    ),
+    (
+        "harmony",
+        '<|start|>assistant to=functions.add<|channel|>commentary json<|message|>{"a": 1}<|call|>',
+        "",
+        [("add", '{"a": 1}')],
+    ),
+]
+
+
+@pytest.mark.parametrize(("family", "generated", "text", "calls"), CASES)
+def test_what_families_write_is_read_and_in_pieces_of_one_character_the_same(family, generated, text, calls) -> None:
+    expected = [Call(*call) for call in calls]
+    for pieces in ([generated], list(generated), cuts(generated, range(0, 999, 7))):
+        reply = read(make(family), pieces)
+        assert (reply.text, reply.calls) == (text, expected)
+
+
+FRAGMENTS = [
+    "text ",
+    "\n",
+    "<tool_call>",
+    "</tool_call>",
+    "[TOOL_CALLS]",
+    "<|python_tag|>",
+    "<|tool_call|>",
+    "<|/tool_call|>",
+    "```tool_code",
+    "```",
+    '{"name": "add", "arguments": {"a": [1, "}"]}}',
+    '{"parameters": {"b": null}, "name": "add"}',
+    'add{"x": 1}',
+    "[ARGS]",
+    '{"name": ',
+    '"',
+    "\\",
+    "}",
+    "[",
+    ",",
+    "<think>",
+    "</think>",
+    "<|channel|>analysis<|message|>",
+    "<|end|><|start|>assistant",
+    "<|channel|>final<|message|>",
+    "<|channel|>commentary to=functions.add <|constrain|>json<|message|>",
+    "日本",
+]
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.sampled_from([*FAMILIES, "harmony"]),
+    st.lists(st.sampled_from(FRAGMENTS), max_size=10).map("".join),
+    st.lists(st.integers(0, 400), max_size=12),
+    st.sampled_from([None, True, False]),
+)
+def test_the_reply_is_the_same_however_the_text_is_cut(family, generated, places, thinking) -> None:
+    whole = read(make(family, thinking=thinking), [generated])
+    assert read(make(family, thinking=thinking), cuts(generated, places)) == whole
+    assert read(make(family, thinking=thinking), list(generated)) == whole
+    if not whole.calls and not whole.thoughts and family != "harmony" and thinking is None:
+        assert whole.text == generated, "what is no call is text, to the letter"
+
+
+@given(st.text(alphabet="ab<>", max_size=12), st.lists(st.sampled_from(["<a>", "<ab", "b>"]), min_size=1, max_size=3))
+def test_nothing_that_may_be_a_marker_leaves_too_early(text, markers) -> None:
+    before, marker, rest = cut(text, markers)
+    if marker is None:
+        assert before + rest == text
+        assert not any(m in text for m in markers)
+        assert any(m.startswith(rest) for m in markers)
+        assert not any(m.startswith(text[i:]) for m in markers for i in range(len(before)))
+    else:
+        assert before + marker + rest == text
+        assert text.find(marker) == min(text.find(m) for m in markers if m in text)
+
+
+@pytest.mark.parametrize(
+    ("generated", "opened", "thoughts", "text"),
+    [
+        ("<think>\nWell, well.\n</think>\n\nFour.", False, "Well, well.", "Four."),
+        ("\n<think>x</think>y", False, "x", "y"),
+        ("Well.\n</think>\n\nFour. <think>", True, "Well.", "Four. <think>"),
+        ("No thought < here", False, "", "No thought < here"),
+        ("  <thin", False, "", "  <thin"),
+        ("never closed </thi ", True, "never closed </thi", ""),
+        ("<think></think>", False, "", ""),
+        ("</think>\n\nYes", True, "", "Yes"),
+    ],
+)
+def test_thoughts_are_told_from_what_is_said(generated, opened, thoughts, text) -> None:
+    for pieces in ([generated], list(generated)):
+        parser = Thinking(PlainText(), opened=opened)
+        reply = read(parser, pieces)
+        assert (reply.thoughts, reply.text) == (thoughts, text)
+        if parser.spans:
+            start, end = parser.spans[0]
+            assert generated[start:end].count("</think>") == generated.count("</think>")
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+    )
+)
+def test_any_arguments_come_out_as_they_were_written(value) -> None:
+    arguments = json.dumps({"value": value}, ensure_ascii=False)
+    generated = f'<tool_call>\n{{"name": "add", "arguments": {arguments}}}\n</tool_call>'
+    assert read(make("hermes"), [generated]).calls == [Call("add", arguments)]
