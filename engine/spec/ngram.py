@@ -84,7 +84,7 @@ class _Text:
         values = self._values[: self._length]
         starts = np.flatnonzero(values[:-1] == values[-1]) + 1  # where a continuation would begin
         matched = 1
-        while matched < MAX_MATCH:
+        while matched < min(MAX_MATCH, len(values)):
             longer = starts[starts > matched]
             longer = longer[values[longer - 1 - matched] == values[-1 - matched]]
             if not longer.size:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 # What a request's drafts are taken to be worth before anything is known of it.
 PRIOR_RATE = 0.6
 _RATE_WEIGHT = 0.1
-_RECOVERY_WEIGHT = 0.01  # per step without drafts
+_RECOVERY_WEIGHT = 0.001  # per step without drafts
 _COST_WEIGHT = 0.2
 # A step that took far longer than its like says more about the machine than about the step.
 _MOST_SURPRISE = 3.0
@@ -41,9 +41,9 @@ class StepCost:
     """Seconds of a step by its number of tokens, learned from the steps themselves."""
 
     def __init__(self) -> None:
-        self._seconds: dict[int, float] = {}
-        self._updated: dict[int, int] = {}
-        self._sizes: list[int] = []
+        self._seconds: dict[float, float] = {}
+        self._updated: dict[float, int] = {}
+        self._sizes: list[float] = []
         self._steps = 0
 
     def add(self, num_tokens: int, seconds: float) -> None:
@@ -60,21 +60,20 @@ class StepCost:
             self._forget()
 
     def seconds(self, num_tokens: int) -> float:
-        """What a step of so many tokens takes: between known sizes in proportion, beyond them as the nearest.
+        """What a step of so many tokens takes. Between known sizes it is in proportion.
 
-        Beyond the largest known size that is too little, so that larger steps are tried, and known then.
+        Beyond them it is the least that it can be: as much as the largest known size, and below the smallest one's a
+        share of it by tokens. So what is not known is tried, and known then.
         """
-        sizes, size = self._sizes, _size_class(num_tokens)
+        sizes = self._sizes
         if not sizes:
             return 1.0  # nothing is known: steps of all sizes are taken to be equal
-        at = bisect_left(sizes, size)
+        at = bisect_left(sizes, num_tokens)
         if at == len(sizes):
             return self._seconds[sizes[-1]]
-        if at == 0 or sizes[at] == size:
-            return self._seconds[sizes[at]]
-        low, high = sizes[at - 1], sizes[at]
-        share = (size - low) / (high - low)
-        return self._seconds[low] + share * (self._seconds[high] - self._seconds[low])
+        low, low_seconds = (sizes[at - 1], self._seconds[sizes[at - 1]]) if at else (0.0, 0.0)
+        high, high_seconds = sizes[at], self._seconds[sizes[at]]
+        return low_seconds + (num_tokens - low) / (high - low) * (high_seconds - low_seconds)
 
     def _forget(self) -> None:
         for size, step in list(self._updated.items()):
@@ -83,10 +82,10 @@ class StepCost:
         self._sizes = sorted(self._seconds)
 
 
-def _size_class(num_tokens: int) -> int:
-    """Sizes below 16 are told apart, larger ones to an eighth."""
+def _size_class(num_tokens: int) -> float:
+    """The middle of the sizes that are taken as one: below 16 each for itself, above within an eighth."""
     shift = max(0, num_tokens.bit_length() - 4)
-    return num_tokens >> shift << shift
+    return (num_tokens >> shift << shift) + ((1 << shift) - 1) / 2
 
 
 def allot(
