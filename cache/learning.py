@@ -17,6 +17,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -24,6 +25,7 @@ from cache.embedding.batcher import Vector
 from cache.entry import Entry
 from cache.key import CacheKey
 from cache.notebook import Given, Notebook
+from cache.promise.events import Event
 from cache.promise.keeper import Keeper, Unusable
 from cache.promise.rule import Action, Rule, Standing, Verdict
 from cache.stats import Recorder
@@ -57,12 +59,25 @@ class Pending(msgspec.Struct, kw_only=True):
     fresh: Entry | None = None
 
 
+class Sharing(Protocol):
+    """Other processes that keep the same promises."""
+
+    def tell(self, event: Event) -> bool:
+        """Tell them. True: the event comes back to be applied; False: the caller has to apply it."""
+        ...
+
+    async def may_fit(self, rule: Rule) -> bool:
+        """Whether this process is the one to find a bar anew now."""
+        ...
+
+
 class Learning:
     """All tickets of a process, and its promises. Runs on one thread."""
 
     def __init__(
         self, keeper: Keeper, notebook: Notebook, recorder: Recorder, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        self.sharing: Sharing | None = None  # None: this process learns for itself
         self._keeper = keeper
         self._notebook = notebook
         self._recorder = recorder
@@ -132,7 +147,7 @@ class Learning:
         pending = self._pending.pop(ticket, None)
         if pending is None:
             return False
-        self._keeper.observe(pending.of_keeper, same)
+        self._learn(self._keeper.judged(pending.of_keeper, same))
         if same is None:
             self._recorder.unjudged[why] += 1
         else:
@@ -167,7 +182,7 @@ class Learning:
         self._notebook.note(request_id, msgspec.structs.replace(given, rated=True))
         self._recorder.feedback["good" if good else "bad"] += 1
         if given.decision:
-            self._keeper.feedback(given.decision, good)
+            self._learn(self._keeper.rated(given.decision, good))
             # The question may have become one of an earlier answer's since.
         now = self._notebook.find(given.entry_id)
         return [given.entry_id] if now is None else [given.entry_id, now.entry_id]
@@ -185,7 +200,9 @@ class Learning:
     async def refit(self) -> None:
         """Find bars and chances anew where enough was learned; the work is done beside the event loop."""
         for work in list(self._keeper.due()):
-            self._keeper.adopt(await asyncio.to_thread(work.run))
+            if self.sharing is not None and not await self.sharing.may_fit(work.rule):
+                continue
+            self._learn(self._keeper.refit(await asyncio.to_thread(work.run)))
 
     async def flush(self) -> None:
         """Bring to disk what is new, in pieces between which look-ups have their turn."""
@@ -197,6 +214,11 @@ class Learning:
             if not self._notebook.unwritten:
                 return
             await asyncio.sleep(0)
+
+    def _learn(self, event: Event | None) -> None:
+        """Where promises are shared, what is told comes back in the order that holds for all, and is applied then."""
+        if event is not None and not (self.sharing is not None and self.sharing.tell(event)):
+            self._keeper.apply(event)
 
     def _come_to_nothing(self, ticket: int, why: str) -> None:
         self.settle(ticket, None, why)

@@ -27,7 +27,7 @@ from cache.learning import Learning
 from cache.notebook import Notebook
 from cache.promise.keeper import Keeper
 from cache.reembedding import make_vectors
-from cache.replicas.opening import open_replica
+from cache.replicas.opening import open_lessons, open_replica
 from cache.stats import CacheStats, Recorder, latency
 from cache.store.answers import Store
 from cache.store.changes import Purge
@@ -38,6 +38,7 @@ from edge.limits import Limits
 from edge.server import Server
 
 if TYPE_CHECKING:
+    from cache.replicas.lessons import Lessons
     from cache.replicas.replica import Replica
 
 _log = logging.getLogger(__name__)
@@ -97,12 +98,18 @@ class Service:
         self.embedder: Embedder | None = None
         self.batcher: Batcher | None = None
         self._notebook = Notebook(config.data_dir, self._fingerprint)
-        self._learning = Learning(Keeper(), self._notebook, self._recorder)
+        self._keeper = Keeper()
+        self._learning = Learning(self._keeper, self._notebook, self._recorder)
         self._answering = Answering(self._store, self._learning, self._recorder, load_wait_s=config.load_wait_ms / 1000)
         self._writers: set[asyncio.StreamWriter] = set()
         self._requests: set[asyncio.Task[None]] = set()
         self._started = time.monotonic()
         self._replica = self._open_replica()
+        self._lessons: Lessons | None = None
+        if config.redis_url is not None:
+            self._learning.sharing = self._lessons = open_lessons(
+                self._keeper, config.redis_url, embedder=self._fingerprint
+            )
 
     def _open_replica(self) -> Replica | None:
         config = self._config
@@ -136,6 +143,8 @@ class Service:
         tasks = [asyncio.create_task(work) for work in (self._warm_up(), self._expire(), self._learn())]
         if self._replica is not None:
             tasks.append(asyncio.create_task(self._replicate(self._replica)))
+        if self._lessons is not None:
+            tasks.append(asyncio.create_task(self._share_lessons(self._lessons)))
         if self._config.embeddings_port is not None:
             tasks.append(asyncio.create_task(self._serve_embeddings(self._config.embeddings_port)))
         try:
@@ -197,6 +206,12 @@ class Service:
             await replica.run()
         except Exception:
             _log.exception("this process shares answers with no other any more")
+
+    async def _share_lessons(self, lessons: Lessons) -> None:
+        try:
+            await lessons.run()
+        except Exception:
+            _log.exception("the promises of this process learn from it alone from here on")
 
     async def _expire(self) -> None:
         while True:

@@ -23,7 +23,7 @@ from cache.promise.fit import Array, Fit, Labels, fit
 from cache.promise.memory import Pending, Tickets
 from cache.promise.promise import FEWEST_FOR_BAR, Promise
 from cache.promise.rule import Action, Kind, Rule, Standing, Verdict
-from cache.promise.saved import Unusable, restored, saved
+from cache.promise.saved import FORMAT, Unusable, restored, saved
 from cache.verifier.model import Verifier, prior
 from cache.verifier.neighbours import Candidate
 
@@ -89,6 +89,11 @@ class Keeper:
         self._tickets = Tickets(lot.getrandbits(40) << 20 if first_ticket is None else first_ticket, _MOST_TICKETS)
         self._promises: OrderedDict[Rule, Promise] = OrderedDict()  # least recently used first
         self._changed: set[Rule] = set()
+
+    @property
+    def meaning(self) -> str:
+        """What a lesson's numbers depend on: the verifier, and the form in which a promise is saved."""
+        return f"verifier {self._verifier.version}, format {FORMAT}"
 
     def decide(self, rule: Rule, candidate: Candidate | None) -> Verdict:
         """What to do with a request whose nearest answer is `candidate`. Some 20 µs."""
@@ -219,13 +224,10 @@ class Keeper:
         promise = restored(data, self._verifier.version, self._prior, keep_answers=keep_answers)
         self._promises[promise.rule] = promise
 
-    def take_over(self, data: bytes, *, unless_poorer: bool = False) -> Rule | None:
+    def take_over(self, data: bytes) -> None:
         """Go on with what another process has learned in place of what is known here, and count on what is given here.
 
         Verdicts that the judge has not spoken on are forgotten: they were decided by other numbers.
-
-        Args:
-            unless_poorer: not where more labels are known here; then None is returned, else the promise's rule.
 
         Raises:
             Unusable: see `load`.
@@ -233,13 +235,10 @@ class Keeper:
         promise = restored(data, self._verifier.version, self._prior, keep_answers=True)
         own = self._promises.get(promise.rule)
         if own is not None:
-            if unless_poorer and own.totals.labels > promise.totals.labels:
-                return None
             promise.keep_counts(own)
             self._tickets.drop(promise.rule)
         self._promises[promise.rule] = promise
         self._changed.add(promise.rule)
-        return promise.rule
 
     def _promise(self, rule: Rule) -> Promise:
         promise = self._promises.get(rule)

@@ -25,6 +25,7 @@ TIMEOUT_S: Final = 2.0
 _BLOCK_MS: Final = 500
 _CHANGES_AT_ONCE: Final = 200
 _IDS_AT_ONCE: Final = 500
+_CANCEL_AGAIN_S: Final = 0.05
 
 _Result = TypeVar("_Result")
 Hash = dict[bytes, bytes]
@@ -52,6 +53,16 @@ class Change(msgspec.Struct, frozen=True):
     id: str = ""
     number: int = 0
     retraction: bytes = b""
+
+
+class Told(msgspec.Struct, frozen=True):
+    """One element of the stream of lessons, which are counted by `n` without a gap. `meaning`: see `lessons.py`."""
+
+    n: int
+    by: str
+    meaning: str
+    kind: str
+    value: bytes
 
 
 class Joined(msgspec.Struct, frozen=True):
@@ -154,6 +165,14 @@ class Link:
         found = await _asked(self._clients[1].xread({stream: after}, count=_CHANGES_AT_ONCE, block=_BLOCK_MS))
         return [_change(place, fields) for _, elements in found or () for place, fields in elements]
 
+    async def lessons(self, after: int) -> list[Told]:
+        """What promises have learned since a number; empty after half a second without any."""
+        if not self._clients:
+            raise RedisAway("not connected")
+        stream = f"{self._prefix}:lessons"
+        found = await _asked(self._clients[1].xread({stream: f"{after}-0"}, count=_CHANGES_AT_ONCE, block=_BLOCK_MS))
+        return [_told(place, fields) for _, elements in found or () for place, fields in elements]
+
     async def all_ids(self) -> AsyncIterator[list[str]]:
         """The ids of all answers, some at a time; of those that come or go meanwhile, some."""
         cursor: int | None = None
@@ -225,3 +244,22 @@ def _change(place: bytes, fields: Hash) -> Change:
         number=int(fields.get(b"number", 0)),
         retraction=fields.get(b"retraction", b""),
     )
+
+
+def _told(place: bytes, fields: Hash) -> Told:
+    return Told(
+        n=int(place.partition(b"-")[0]),
+        by=fields[b"by"].decode(),
+        meaning=fields[b"meaning"].decode(),
+        kind=fields[b"kind"].decode(),
+        value=fields[b"value"],
+    )
+
+
+async def ended(tasks: list[asyncio.Task[None]]) -> list[BaseException | None]:
+    """Cancel tasks and wait for them: more than once, because the client of Redis may swallow a cancellation."""
+    while running := [task for task in tasks if not task.done()]:
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running, timeout=_CANCEL_AGAIN_S)
+    return await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Make the replica of a cache process from its settings."""
+"""Make what a cache process shares with others, answers and lessons, from its settings."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from cache.store.answers import Store
 
 if TYPE_CHECKING:
+    from cache.promise.keeper import Keeper
+    from cache.replicas.lessons import Lessons
     from cache.replicas.records import Sealing
     from cache.replicas.replica import Replica
 
@@ -46,3 +48,18 @@ def open_replica(
     )
     store.listener = replica.listener
     return replica
+
+
+def open_lessons(keeper: Keeper, url: str, *, embedder: str) -> Lessons:
+    """What shares the promises of `keeper`; `run` brings them in step.
+
+    Raises:
+        OSError: the client of Redis is not installed.
+        ValueError: the URL makes no sense.
+    """
+    try:
+        from cache.replicas.lessons import Lessons
+        from cache.replicas.link import Link
+    except ModuleNotFoundError as error:
+        raise MissingRedis(f"storage.redis_url needs {error.name}: pip install 'tierline[redis]'") from error
+    return Lessons(keeper, Link(url, os.environ.get(PASSWORD)), meaning=f"{embedder} {keeper.meaning}")

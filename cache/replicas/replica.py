@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from cache.replicas.following import Follower, Gap, silently
-from cache.replicas.link import DatasetLost, Link, RedisAway, RedisFull
+from cache.replicas.link import DatasetLost, Link, RedisAway, RedisFull, ended
 from cache.replicas.notes import Notes
 from cache.replicas.pending import Pending
 from cache.replicas.publishing import ALIVE_S, Publisher
@@ -32,7 +32,6 @@ RETRY_S: Final = 0.5
 CONFIRM_S: Final = 5.0
 _ASK_AGAIN_S: Final = 0.02
 _FAREWELL_S: Final = 1.0
-_CANCEL_AGAIN_S: Final = 0.05
 
 
 class Replica:
@@ -177,15 +176,15 @@ class Replica:
             tasks = [asyncio.create_task(one) for one in work]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         except asyncio.CancelledError:
-            await _end(tasks)
+            await ended(tasks)
             await self._farewell()
             raise
         finally:
-            ended = await _end(tasks)
+            outcomes = await ended(tasks)
             self.connected = False
             self._followed()
             await self._link.close()
-        for error in ended:
+        for error in outcomes:
             if isinstance(error, Exception):
                 raise error
 
@@ -207,12 +206,3 @@ class Replica:
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                 await self._moved.wait()
-
-
-async def _end(tasks: list[asyncio.Task[None]]) -> list[BaseException | None]:
-    """Cancel tasks and wait for them: more than once, because the client of Redis may swallow a cancellation."""
-    while running := [task for task in tasks if not task.done()]:
-        for task in running:
-            task.cancel()
-        await asyncio.wait(running, timeout=_CANCEL_AGAIN_S)
-    return await asyncio.gather(*tasks, return_exceptions=True)

@@ -14,17 +14,24 @@
 --   PREFIX:sequence      string  n of the latest change;  PREFIX:epoch  number of the latest retraction
 --   PREFIX:retractions   zset    what was forgotten, by number: so that who was away learns of it
 --   PREFIX:replicas      hash    name of a process -> epoch it has reached, when it said so, what people call it
+--   PREFIX:lessons       stream  what promises learn, by number (N-0): by, meaning (verifier, embedder), kind, value
+--   PREFIX:lesson        string  number of the latest one;  PREFIX:teachers  name of a process -> its latest, by its count
+--   PREFIX:promise:NAME  hash    a promise as it stood after lesson `n`: dump; how many labels it has by now: labels
+--   PREFIX:promises      set     the names of the promises
+--   PREFIX:fitting:NAME  string  who finds its bar anew at present
 --   PREFIX:dataset       string  made when Redis is empty: whoever knows another one has lost touch
 
 local PREFIX, OPERATION, DATASET = KEYS[1], ARGV[1], ARGV[2]
 local ENDS, ORDER, SIZES, BYTES = PREFIX .. ':ends', PREFIX .. ':order', PREFIX .. ':sizes', PREFIX .. ':bytes'
 local CHANGES, SEQUENCE, EPOCH = PREFIX .. ':changes', PREFIX .. ':sequence', PREFIX .. ':epoch'
 local RETRACTIONS, REPLICAS = PREFIX .. ':retractions', PREFIX .. ':replicas'
-local MOST_CHANGES, MOST_RETRACTIONS = 50000, 10000
+local MOST_CHANGES, MOST_RETRACTIONS, MOST_LESSONS = 50000, 10000, 20000
 -- More than this in one call would hold up everybody else; the next call goes on.
 local MOST_AT_ONCE = 100
 local ENTRY_BYTES = 512
 local GHOST_MS = 3600 * 1000
+local DAY_MS = 24 * 3600 * 1000
+local KEEP_PROMISES_MS = 30 * DAY_MS
 
 local function argument(index) return ARGV[2 + index] end
 local function answer_key(id) return PREFIX .. ':answer:' .. id end
@@ -198,6 +205,77 @@ function operations.replicas()
     end
   end
   return found
+end
+
+local LESSONS, LESSON, TEACHERS, PROMISES = PREFIX .. ':lessons', PREFIX .. ':lesson', PREFIX .. ':teachers', PREFIX .. ':promises'
+
+local function promise_key(name) return PREFIX .. ':promise:' .. name end
+
+local function teach(by, meaning, kind, value)
+  local n = redis.call('INCR', LESSON)
+  redis.call('XADD', LESSONS, 'MAXLEN', '~', MOST_LESSONS, n .. '-0', 'by', by, 'meaning', meaning, 'kind', kind,
+    'value', value)
+  return n
+end
+
+local function keep_promise(name, n, dump)
+  redis.call('HSET', promise_key(name), 'n', n, 'dump', dump)
+  redis.call('PEXPIRE', promise_key(name), KEEP_PROMISES_MS)
+  redis.call('SADD', PROMISES, name)
+end
+
+-- by, that process's count of what it teaches, meaning, name, how many labels it is, value. Once each.
+function operations.teach()
+  local by, count, meaning, name, labels, value = unpack(ARGV, 3, 8)
+  if tonumber(redis.call('HGET', TEACHERS, by) or 0) >= tonumber(count) then return { 'known' } end
+  redis.call('HSET', TEACHERS, by, count)
+  redis.call('PEXPIRE', TEACHERS, DAY_MS)
+  redis.call('HINCRBY', promise_key(name), 'labels', labels)
+  return { 'ok', teach(by, meaning, 'event', value) }
+end
+
+-- Everybody goes on from this promise: by, meaning, name, its labels, dump, '1': also where there is one already.
+function operations.found()
+  local by, meaning, name, labels, dump, replace = unpack(ARGV, 3, 8)
+  if replace ~= '1' and redis.call('HEXISTS', promise_key(name), 'n') == 1 then return { 'known' } end
+  keep_promise(name, teach(by, meaning, 'found', name), dump)
+  redis.call('HSET', promise_key(name), 'labels', labels)
+  return { 'ok' }
+end
+
+-- A promise as everybody has it after a lesson: name, number of the lesson, dump.
+function operations.keep()
+  local name, n, dump = unpack(ARGV, 3, 5)
+  if tonumber(redis.call('HGET', promise_key(name), 'n') or 0) < tonumber(n) then keep_promise(name, n, dump) end
+  return { 'ok' }
+end
+
+-- Whether the caller is to find a bar anew: name, who, for how many milliseconds nobody else is.
+function operations.fit()
+  local mine = redis.call('SET', PREFIX .. ':fitting:' .. argument(1), argument(2), 'NX', 'PX', argument(3))
+  return { mine and 'yes' or 'no' }
+end
+
+-- {'ok', number of the latest lesson, number of the first one kept, name, …}
+function operations.promises()
+  local first = redis.call('XRANGE', LESSONS, '-', '+', 'COUNT', 1)[1]
+  local latest = number_at(LESSON)
+  local found = { 'ok', latest, first and tonumber(string.match(first[1], '^%d+')) or latest + 1 }
+  for _, name in ipairs(redis.call('SMEMBERS', PROMISES)) do
+    if redis.call('EXISTS', promise_key(name)) == 1 then
+      found[#found + 1] = name
+    else
+      redis.call('SREM', PROMISES, name)
+    end
+  end
+  return found
+end
+
+-- {'ok', n, labels, dump}, or {'gone'}
+function operations.promise()
+  local found = redis.call('HMGET', promise_key(argument(1)), 'n', 'labels', 'dump')
+  if not found[1] then return { 'gone' } end
+  return { 'ok', tonumber(found[1]), tonumber(found[2]), found[3] }
 end
 
 if OPERATION ~= 'join' and redis.call('GET', PREFIX .. ':dataset') ~= DATASET then return { 'lost' } end
