@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from engine.detokenizer import Delta, Detokenizer
 from engine.messages import Output
-from engine.types import FinishReason, SamplingParams
+from engine.types import FinishReason, SamplingParams, TokenLogprob
 
 
 class EngineError(Exception):
@@ -63,6 +63,8 @@ class Answer:
         self.num_prompt_tokens = len(generation.prompt_token_ids)
         self.cached_tokens = 0
         self.prompt_page: bytes | None = None
+        self.prompt_logprobs: list[TokenLogprob] = []
+        self.tokens_beside = 0  # generated for this answer, but not part of it
         self.end_reason: str | None = None  # a finish reason, or "abort", "error", "rejected"
         self._detokenizer = generation.detokenizer
         self._news: Delta | None = None
@@ -116,6 +118,8 @@ class Answer:
         if output.cached_tokens is not None:
             self.cached_tokens = output.cached_tokens
             self.prompt_page = output.prompt_page
+        self.prompt_logprobs += output.prompt_logprobs or ()
+        self.tokens_beside += output.tokens_beside
         if output.finish_reason is FinishReason.ERROR:
             self.fail(GenerationFailed(output.error or "The engine reported an error without a message."), "error")
             return False

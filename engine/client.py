@@ -119,6 +119,11 @@ class EngineClient:
         """How many answers one request can ask for: as many as run and wait at once."""
         return self._config.max_num_seqs + self._config.max_waiting
 
+    @property
+    def max_rows(self) -> int:
+        """How many sequences run at once."""
+        return self._config.max_num_seqs
+
     # --- life ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:

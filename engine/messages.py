@@ -66,6 +66,7 @@ class Output(msgspec.Struct, array_like=True):
     rejected_drafts: int = 0
     # Of the prompt's next tokens, in order: they come with the chunks in which the prompt is computed.
     prompt_logprobs: list[TokenLogprob] | None = None
+    tokens_beside: int = 0  # generated for this answer and not part of it: beams that led nowhere
 
 
 class Stats(msgspec.Struct, array_like=True):

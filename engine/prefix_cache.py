@@ -14,9 +14,9 @@ from __future__ import annotations
 import hashlib
 import secrets
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from engine.block_pool import BlockPool, PoolCorrupt
 from engine.request import Request
@@ -31,6 +31,13 @@ class Told(NamedTuple):
 
     removed: list[bytes]
     stored: list[tuple[bytes, bytes]]
+
+
+class Holder(Protocol):
+    """Who holds pages: a request, or siblings that wait for a prompt."""
+
+    @property
+    def block_table(self) -> list[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,7 @@ class PrefixCache:
         self._kv_dtype = kv_dtype
         self._seed = secrets.token_bytes(32) if seed is None else seed
         self._told = Told([], [])
+        self._copies: dict[int, int] = {}  # page to the one whose content it gets
         self._by_digest: dict[bytes, CachedPage] = {}
         self._by_page: dict[int, CachedPage] = {}
 
@@ -107,13 +115,14 @@ class PrefixCache:
         """The cached pages that begin this request, not yet acquired.
 
         At most `num_tokens - 1` tokens: the last token must run through the model, or there is nothing to sample from.
-        None for a request that must be reproducible.
+        None for a request that must be reproducible, and none of a prompt from where it is still to be scored.
         """
         if not self.enabled or request.is_reproducible:
             return []
         pages: list[int] = []
         parent = request.cache_root
-        for index in range((request.num_tokens - 1) // self.block_size):
+        most = request.num_tokens - 1 if request.score_from is None else request.score_from
+        for index in range(most // self.block_size):
             digest = self._page_digest(request, index)
             entry = self._by_digest.get(digest)
             if entry is None or entry.parent != parent or entry.tokens != self._page_tokens(request, index):
@@ -140,20 +149,78 @@ class PrefixCache:
         request.block_table.extend(matched)
         request.num_computed_tokens = len(matched) * self.block_size
         request.num_published_pages = len(matched)
-        if count and self.enabled and not request.is_reproducible:
+        if count and self.enabled and not request.is_reproducible and request.score_from is None:
             self.stats.queried_tokens += request.num_tokens
             self.stats.hit_tokens += request.num_computed_tokens
 
+    def missing(self, request: Request, num_tokens: int) -> int:
+        """Pages that `extend` would take: those behind the block table, and one for a page that must be copied."""
+        return self.pages_for(num_tokens) - len(request.block_table) + (self._shared_index(request) is not None)
+
     def extend(self, request: Request, num_tokens: int) -> bool:
-        """Make the block table cover `num_tokens` tokens; False, and nothing changes, if there is no room."""
-        missing = self.pages_for(num_tokens) - len(request.block_table)
-        if missing > self.num_available:
+        """Make the block table cover `num_tokens` tokens, of which those not yet computed are this request's to write.
+
+        False, and nothing changes, if there is no room. A page that it shares and would write to becomes its own: the
+        content is to be copied before the step, see `take_copies`.
+        """
+        if self.missing(request, num_tokens) > self.num_available:
             return False
-        for _ in range(missing):
-            if self.pool.num_free == 0:
-                self._evict_oldest()
-            request.block_table.append(self.pool.take())
+        if (index := self._shared_index(request)) is not None:
+            shared, own = request.block_table[index], self._take()
+            self._copies[own] = shared
+            request.block_table[index] = own
+            self.pool.release(shared)
+        while len(request.block_table) < self.pages_for(num_tokens):
+            request.block_table.append(self._take())
         return True
+
+    def _shared_index(self, request: Request) -> int | None:
+        """Where in the block table there is a page that the next token goes to and others read, too.
+
+        There is one at most: only a fork ends in the middle of a page, and what is behind that page is its own.
+        """
+        index = request.num_computed_tokens // self.block_size
+        if index >= len(request.block_table) or self.pool.is_exclusive(request.block_table[index]):
+            return None
+        return index
+
+    def _take(self) -> int:
+        if self.pool.num_free == 0:
+            self._evict_oldest()
+        return self.pool.take()
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        """The pages to copy before the step, from and to, since this was asked last.
+
+        NOTE: a source may have been let go and taken by another meanwhile. That does no harm: all sources are read
+        before any page is written, and all copies are done before the step writes.
+        """
+        copies = [(source, own) for own, source in self._copies.items()]
+        self._copies = {}
+        return copies
+
+    def hold(self, request: Request, num_tokens: int) -> list[int]:
+        """Become a holder of the pages that hold a request's first `num_tokens` tokens; give them to `let_go` once."""
+        pages = request.block_table[: self.pages_for(num_tokens)]
+        for page in pages:
+            self.pool.acquire(page)
+        return pages
+
+    def let_go(self, pages: Sequence[int]) -> None:
+        """Stop holding pages, last page first, so that the end of a chain is evicted before its beginning."""
+        for page in reversed(pages):
+            self.pool.release(page)
+
+    def fork(self, pages: Sequence[int], request: Request, num_tokens: int) -> None:
+        """Let a request that holds no pages share these, which hold its first `num_tokens` tokens, all computed."""
+        if request.block_table:
+            raise PoolCorrupt(f"request {request.request_id} takes over a prompt but already holds pages")
+        for page in pages:
+            self.pool.acquire(page)
+        request.block_table.extend(pages)
+        request.num_computed_tokens = num_tokens
+        # Its full pages are findable already, or copies of such.
+        request.num_published_pages = num_tokens // self.block_size
 
     def room(self, request: Request) -> int:
         """How many tokens behind its last one a request's pages could hold without taking any from another."""
@@ -187,9 +254,7 @@ class PrefixCache:
 
     def release(self, request: Request) -> None:
         """Let go of all pages of a request. Doing it twice is the same as doing it once."""
-        # Tail first, so that the end of a chain is evicted before its beginning.
-        for page in reversed(request.block_table):
-            self.pool.release(page)
+        self.let_go(request.block_table)
         request.block_table = []
         request.num_computed_tokens = 0
         request.num_published_pages = 0
@@ -208,13 +273,13 @@ class PrefixCache:
         self._told = Told([], [])
         return told
 
-    def check(self, requests: Iterable[Request]) -> None:
-        """Verify pool, reference counts and index against all living requests.
+    def check(self, holders: Iterable[Holder]) -> None:
+        """Verify pool, reference counts and index against all who hold pages.
 
         Raises:
             PoolCorrupt: with the numbers that do not agree.
         """
-        self.pool.check(request.block_table for request in requests)
+        self.pool.check(holder.block_table for holder in holders)
         if len(self._by_digest) != len(self._by_page):
             raise PoolCorrupt(f"{len(self._by_digest)} digests but {len(self._by_page)} pages in the prefix cache")
         for page, entry in self._by_page.items():

@@ -6,26 +6,22 @@ A `Request` is data; the scheduler decides and the prefix cache owns the pages. 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from engine.block_pool import PoolCorrupt
 from engine.spec.pace import PRIOR_RATE
 from engine.types import FinishReason, SamplingParams, TokenMasks
+
+if TYPE_CHECKING:
+    from engine.beams import Beams
 
 
 class RequestStatus(StrEnum):
     WAITING = "waiting"  # no pages; either new or preempted
     RUNNING = "running"  # holds pages, gets tokens in every step that has room
     FINISHED = "finished"
-
-
-@dataclass(slots=True, eq=False)
-class SiblingGroup:
-    """Requests that continue the same prompt. One leads; the others wait until its prompt is in the cache."""
-
-    leader: Request | None = None
-    prompt_is_cached: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +35,6 @@ class Request:
     params: SamplingParams
     max_total_tokens: int  # the prompt and what may be generated, already cut to what the engine can hold
     cache_root: bytes  # start of the chain of page digests: model, data type and salt
-    group: SiblingGroup | None = None
 
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
@@ -54,9 +49,22 @@ class Request:
     cached_tokens_reported: bool = False
     num_preemptions: int = 0
     in_flight: bool = False  # part of the plan that is being executed
+    beams: Beams | None = None  # the search that this is a beam of
+    num_rows: int = 1  # rows of a step that are kept for it: those of all beams that it will become
+    num_scored: int = 0  # positions of the prompt whose next token has its log-probability
     prediction: tuple[int, ...] = ()  # what the client expects the answer to be, or to hold
     draft_rate: float = PRIOR_RATE  # the chance that a draft holds if all before it do
     grammar: TokenMasks | None = None  # what the answer must be, and how far it has come
+
+    def copy(self, request_id: int) -> Request:
+        """The same tokens under another id, without pages."""
+        return replace(
+            self,
+            request_id=request_id,
+            token_ids=list(self.token_ids),
+            block_table=[],
+            page_digests=list(self.page_digests),
+        )
 
     @property
     def num_tokens(self) -> int:
@@ -65,6 +73,12 @@ class Request:
     @property
     def num_generated_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def score_from(self) -> int | None:
+        """The next position of the prompt to be scored; None: there is none, or nobody asked."""
+        asked = self.params.prompt_logprobs is not None and self.num_scored < self.num_prompt_tokens - 1
+        return self.num_scored if asked else None
 
     @property
     def is_reproducible(self) -> bool:

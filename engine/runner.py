@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from engine.models.decoder import Decoder
 from engine.models.spec import ModelSpec
 from engine.precision import choose_policy, free_bytes
 from engine.sampler import Sampler
+from engine.sampling.prompt import PromptScores
 from engine.spec.verify import collapse, expand
 from engine.tokenizer import end_ids
 from engine.types import CacheGeometry, RowResult, SamplingParams, StepPlan, StepRow
@@ -78,13 +80,17 @@ class ModelRunner:
         token_ids = np.concatenate([np.asarray(row.token_ids, dtype=np.int64) for row in rows])
         row_faults = self._token_faults(token_ids, geometry)
         device = self._config.device
+        if plan.copies:
+            self._copy_pages(plan.copies)
         self.attention.begin(geometry)
+        scores = PromptScores.wanted(rows, geometry.query_starts)
         hidden = self.decoder.hidden(
             torch.from_numpy(token_ids).to(device),
             torch.from_numpy(geometry.positions).to(device),
-            torch.from_numpy(_sampled_tokens(rows, geometry)).to(device),
+            torch.from_numpy(np.concatenate([_sampled_tokens(rows, geometry), scores.indices])).to(device),
         )
         positions = expand(rows)
+        hidden, scored = hidden[: len(positions)], hidden[len(positions) :]
         first = list(accumulate((row.num_drafts + 1 for row in rows), initial=0))
         faults = {first[row]: fault for row, fault in row_faults.items()}
         for i, finite in enumerate(torch.isfinite(hidden.float().sum(dim=-1)).tolist()):
@@ -92,7 +98,17 @@ class ModelRunner:
                 faults[i] = "the model computed a value that is not finite"
         results = [RowResult(row.request_id, error=faults.get(i)) for i, row in enumerate(positions)]
         self._sample(hidden, positions, faults, results)
-        return collapse(rows, results)
+        results = collapse(rows, results)
+        for i, entries in scores.compute(scored, self.decoder.logits, self._config.max_num_seqs).items():
+            if results[i].error is None:
+                results[i] = replace(results[i], prompt_logprobs=entries)
+        return results
+
+    def _copy_pages(self, copies: Sequence[tuple[int, int]]) -> None:
+        """All sources are read before any page is written."""
+        sources, targets = torch.tensor(copies, device=self._config.device).unbind(1)
+        pages = self.attention.kv_cache
+        pages.index_copy_(2, targets, pages.index_select(2, sources))
 
     def _sample(
         self, hidden: torch.Tensor, rows: Sequence[StepRow], faults: dict[int, str], results: list[RowResult]
@@ -273,7 +289,7 @@ def load_runner(
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
-        scale=spec.head_dim**-0.5,
+        scale=spec.score_scale,
         num_blocks=num_blocks,
         block_size=block_size,
         dtype=policy.dtype,
@@ -281,6 +297,9 @@ def load_runner(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_blocks_per_seq=-(-max_model_len // block_size),
+        windows=tuple(layer.window for layer in spec.layers),
+        softcap=spec.attention_softcap,
+        sinks=spec.sinks,
     )
     attention = build_attention(config)
     ops = build_ops(target)

@@ -18,17 +18,22 @@ Call `schedule`, run the plan, then call `update` or `fail_step`; `add` and `abo
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from types import MappingProxyType
 
+from msgspec.structs import replace
+
+from engine.beams import Beams, check_beams
 from engine.block_pool import PoolCorrupt
 from engine.ending import ending
 from engine.limits import NeverFits, QueueFull, SchedulerConfig, check_length
 from engine.messages import NewRequest, Output
 from engine.prefix_cache import PrefixCache
-from engine.request import Request, RequestStatus, SiblingGroup, check_request
+from engine.request import Request, RequestStatus, check_request
+from engine.siblings import Siblings
 from engine.spec.speculator import Speculator
 from engine.types import FinishReason, GrammarFailed, RowResult, StepPlan, StepRow, TokenMasks
 
@@ -70,6 +75,9 @@ class Scheduler:
         # Both sorted by arrival.
         self._waiting: list[Request] = []
         self._running: list[Request] = []
+        self._siblings = Siblings(cache)
+        self._beams: dict[int, Beams] = {}  # by the requests that asked for them
+        self._last_beam_id = 0
         self._in_flight: list[Request] = []
         self._finished_ids: list[int] = []
         self._arrivals = 0
@@ -101,7 +109,9 @@ class Scheduler:
             QueueFull: too many requests wait already.
         """
         for request in new:
-            if request.request_id in self._requests:
+            if request.params.beam is not None:
+                check_beams(request, max_num_seqs=self.config.max_num_seqs, room=self._room(request))
+            if request.request_id in self._requests or request.request_id in self._beams:
                 raise NeverFits(f"Request id {request.request_id} is in use.")
             check_length(len(request.prompt_token_ids), self.config, self.cache.pool.total, self.cache.block_size)
         if len({request.request_id for request in new}) != len(new):
@@ -115,12 +125,34 @@ class Scheduler:
                 f"{len(self._waiting)} requests are waiting and {len(self._running)} running; "
                 f"the queue holds {self.config.max_waiting}."
             )
-        groups: dict[int, SiblingGroup] = {}
-        for request in new:
-            group = None if request.group is None else groups.setdefault(request.group, SiblingGroup())
-            self._admit(request, group, grammars.get(request.request_id))
+        groups: dict[int, list[NewRequest]] = {}
+        for place, request in enumerate(new):
+            groups.setdefault(-place - 1 if request.group is None else request.group, []).append(request)
+        for group in groups.values():
+            if group[0].params.beam is not None:
+                self._admit_beams(group, self._room(group[0]))
+            else:
+                self._siblings.join([self._admit(request, grammars.get(request.request_id)) for request in group])
 
-    def _admit(self, new: NewRequest, group: SiblingGroup | None, grammar: TokenMasks | None) -> None:
+    def _room(self, new: NewRequest) -> int:
+        """Tokens that one sequence can have. Beams divide the pages among them, so that all of them always fit."""
+        if new.params.beam is None:
+            return self.max_total_tokens
+        return min(self.max_total_tokens, self.cache.pool.total // new.params.beam.width * self.cache.block_size)
+
+    def _admit_beams(self, new: Sequence[NewRequest], room: int) -> None:
+        beams = Beams.of(new, room=room, eos_token_ids=self._eos_token_ids)
+        self._beams.update((request_id, beams) for request_id in beams.request_ids)
+        first = self._admit(replace(new[0], request_id=self._beam_id(), params=beams.params), None)
+        first.beams, first.num_rows = beams, beams.width
+        beams.live = [first]
+
+    def _beam_id(self) -> int:
+        """Beams are requests of the scheduler's own: below all that others give."""
+        self._last_beam_id -= 1
+        return self._last_beam_id
+
+    def _admit(self, new: NewRequest, grammar: TokenMasks | None) -> Request:
         prompt = list(new.prompt_token_ids)
         self._arrivals += 1
         request = Request(
@@ -131,13 +163,13 @@ class Scheduler:
             params=new.params,
             max_total_tokens=min(len(prompt) + new.params.max_tokens, self.max_total_tokens),
             cache_root=self.cache.root(new.cache_salt),
-            group=group,
             prediction=new.prediction,
             grammar=grammar,
         )
         request.expected_prefill = len(prompt) - len(self.cache.match(request)) * self.cache.block_size
         self._requests[request.request_id] = request
         self._waiting.append(request)
+        return request
 
     # --- one step ------------------------------------------------------------------------------------------------
 
@@ -160,6 +192,10 @@ class Scheduler:
         oldest_first = merge(chunks, list(self._waiting), key=_arrival)
         if self._grant(oldest_first, budget - half, counts) == 0:  # or all have what they need
             self._grant(self._shortest_first(counts), half, counts)
+        if not counts and self._running:
+            # Beams that wait for another of theirs, which finds no room: the youngest make it some.
+            self._preempt(self._running[-1])
+            return self.schedule()
         if not counts and self.has_work:
             raise SchedulerStalled(
                 f"{len(self._running)} running and {len(self._waiting)} waiting requests, but none can be scheduled: "
@@ -179,7 +215,7 @@ class Scheduler:
             # NOTE: a victim of this very step does not come back at once: what its preemption left over is less than it
             # held, or it would not have been preempted.
             if request.status is RequestStatus.WAITING:
-                if not may_start or self._waits_for_sibling(request):
+                if not may_start or self._siblings.waits(request):
                     continue
                 may_start = self._start(request)
                 if not may_start:
@@ -187,6 +223,8 @@ class Scheduler:
             granted = counts.get(request, 0)
             start = request.num_computed_tokens
             while not self.cache.extend(request, end := min(request.num_tokens, start + granted + budget)):
+                if self._siblings.drop():  # what is only held for later
+                    continue
                 victim = self._running[-1]
                 budget += counts.pop(victim, 0)
                 self._preempt(victim)
@@ -201,15 +239,14 @@ class Scheduler:
         """How many drafts the requests that wait for their next token should get. Prompts keep half of the budget."""
         prompts = sum(r.num_tokens - r.num_computed_tokens for r in chunks)
         prompts += sum(r.expected_prefill for r in self._waiting)
-        requests = list(decode)
+        requests = [request for request in decode if request.beams is None]
         return self.speculator.counts(requests, num_tokens=len(requests) + min(budget, prompts), most=budget // 2)
 
     def _shortest_first(self, counts: dict[Request, int]) -> list[Request]:
         """Who has more tokens to compute than `counts` grants: those who need the fewest first, then by arrival."""
         missing = {r: r.num_tokens - r.num_computed_tokens - counts.get(r, 0) for r in self._running}
         for request in self._waiting:
-            is_last_token = request.group is not None and request.group.prompt_is_cached
-            missing[request] = 1 if is_last_token else request.expected_prefill
+            missing[request] = 1 if self._siblings.can_share(request) else request.expected_prefill
         return sorted((r for r in missing if missing[r]), key=lambda r: (missing[r], r.arrival))
 
     def _start(self, request: Request) -> bool:
@@ -218,31 +255,35 @@ class Scheduler:
         NOTE: it leaves room for all that has started, and for the oldest that waits. So those who overtake never keep
         anybody waiting: once the oldest finds no room, nobody starts before it.
         """
-        if len(self._running) >= self.config.max_num_seqs:
+        if sum(r.num_rows for r in self._running) + request.num_rows > self.config.max_num_seqs:
             return False
-        promised = sum(self.cache.pages_for(r.num_tokens) - len(r.block_table) for r in self._running)
-        oldest = next(r for r in self._waiting if not self._waits_for_sibling(r))
-        if oldest is not request:
-            promised += self.cache.pages_for(oldest.num_tokens)
-        matched = self.cache.match(request)
-        if not self.cache.fits(request.num_tokens, matched, promised):
-            return False
-        first_time = request.num_cached_tokens is None
-        self.cache.adopt(request, matched, count=first_time)
-        if first_time:
-            request.num_cached_tokens = request.num_computed_tokens
+        oldest = next(r for r in self._waiting if not self._siblings.waits(r))
+        promised = 0 if oldest is request else self.cache.pages_for(oldest.num_tokens)
+        while not self._take_pages(request, promised):
+            # What is held for siblings that came later must not keep the oldest waiting, nor be all that is left.
+            if oldest is not request or not self._siblings.drop(but=request if self._running else None):
+                return False
         self._waiting.remove(request)
         request.status = RequestStatus.RUNNING
         insort(self._running, request, key=_arrival)
         return True
 
-    def _waits_for_sibling(self, request: Request) -> bool:
-        group = request.group
-        if group is None or group.prompt_is_cached or not self.cache.enabled or request.is_reproducible:
-            return False
-        if group.leader is None or group.leader.is_finished:
-            group.leader = request
-        return group.leader is not request
+    def _take_pages(self, request: Request, promised: int) -> bool:
+        """Give a waiting request what is computed of it already, if the rest of it finds room, too."""
+        promised += sum(self.cache.missing(r, r.num_tokens) for r in self._running)
+        if self._siblings.can_share(request):
+            if promised >= self.cache.num_available:  # it will take one page
+                return False
+            self._siblings.share(request)
+        else:
+            self._siblings.waits(request)  # it leads now, if its siblings have lost their pages
+            matched = self.cache.match(request)
+            if not self.cache.fits(request.num_tokens, matched, promised):
+                return False
+            self.cache.adopt(request, matched, count=request.num_cached_tokens is None)
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = request.num_computed_tokens
+        return True
 
     def _plan(self, counts: dict[Request, int], drafts: dict[Request, list[int]]) -> StepPlan:
         single: list[StepRow] = []
@@ -261,6 +302,7 @@ class Scheduler:
                 num_prompt_tokens=request.num_prompt_tokens,
                 num_drafts=len(proposed),
                 grammar=request.grammar,
+                score_from=request.score_from,
             )
             (single if len(row.token_ids) == 1 else longer).append(row)
             request.in_flight = True
@@ -268,7 +310,7 @@ class Scheduler:
         finished, self._finished_ids = self._finished_ids, []
         if not counts:  # nothing runs, so nobody would read them
             self._finished_ids, finished = finished, []
-        return StepPlan(rows=single + longer, finished=finished)
+        return StepPlan(single + longer, finished, self.cache.take_copies())
 
     def _preempt(self, victim: Request) -> None:
         self._running.remove(victim)
@@ -279,6 +321,8 @@ class Scheduler:
         # Its full pages stay in the cache until the room is needed, so that resuming is mostly a hit.
         self.cache.release(victim)
         self.speculator.forget(victim)
+        if victim.beams is not None:
+            victim.beams.lose(victim)
         victim.expected_prefill = victim.num_tokens
         insort(self._waiting, victim, key=_arrival)
 
@@ -299,29 +343,39 @@ class Scheduler:
             if request is None:  # aborted while the step was in flight
                 continue
             if result.error is not None:
-                outputs.append(self._finish(request, FinishReason.ERROR, error=result.error))
+                outputs += self._fail(request, result.error)
                 continue
             computed = len(row.token_ids) - row.num_drafts
             request.num_computed_tokens += computed
             self.stats.prefill_tokens += computed - row.sample
-            if request.group is not None and request.num_computed_tokens >= request.num_prompt_tokens:
-                request.group.prompt_is_cached = True
+            request.num_scored += len(result.prompt_logprobs)
+            if request.num_computed_tokens >= request.num_prompt_tokens:
+                self._siblings.computed(request)
+            if request.beams is not None:
+                self.cache.publish(request)
+                outputs += self._branch(request.beams, request, result) if row.sample else []
+                continue
             if row.sample:
-                outputs.append(self._append(request, row, result))
+                output = self._append(request, row, result)
             else:
                 self.cache.publish(request)
+                output = Output(request.request_id, [])
+            output.prompt_logprobs = list(result.prompt_logprobs) or None
+            if row.sample or output.prompt_logprobs:
+                outputs.append(output)
         return outputs
 
     def fail_step(self, message: str) -> list[Output]:
         """End all requests of the plan in flight with an error; nothing of that step is published."""
         rows = self._in_flight
         self._land()
-        return [self._finish(r, FinishReason.ERROR, error=message) for r in rows if not r.is_finished]
+        return [output for r in rows if not r.is_finished for output in self._fail(r, message)]
 
     def fail_all(self, message: str) -> list[Output]:
         """End every request with an error."""
         self._land()
-        return [self._finish(request, FinishReason.ERROR, error=message) for request in list(self._requests.values())]
+        requests = list(self._requests.values())
+        return [output for r in requests if not r.is_finished for output in self._fail(r, message)]
 
     def abort(self, request_ids: Iterable[int], *, stopped: bool = False) -> None:
         """End requests now. Unknown and finished ones are ignored, so that aborting twice does no harm.
@@ -333,6 +387,10 @@ class Scheduler:
             if request is not None:
                 self._finish(request, FinishReason.STOP if stopped else FinishReason.ABORT)
                 self.stats.aborts += not stopped
+            elif (beams := self._beams.pop(request_id, None)) is not None:
+                self.stats.aborts += not stopped
+                if beams.leave(request_id):
+                    self._end_beams(beams)
 
     def check(self) -> None:
         """Verify every invariant; for tests and for the idle engine.
@@ -341,7 +399,7 @@ class Scheduler:
             PoolCorrupt: with the numbers that do not agree.
         """
         holders = {request.request_id: request for request in (*self._requests.values(), *self._in_flight)}
-        self.cache.check(holders.values())
+        self.cache.check((*holders.values(), *self._siblings.holders()))
         for request in self._requests.values():
             check_request(request, self.cache.block_size)
         if len(self._running) + len(self._waiting) != len(self._requests):
@@ -385,6 +443,52 @@ class Scheduler:
             self._finish(request, reason)
         return output
 
+    def _branch(self, beams: Beams, request: Request, result: RowResult) -> list[Output]:
+        """Take over a beam's candidates; when those of all are here, go on with the best of them or end the search."""
+        if not request.cached_tokens_reported:
+            beams.began(request.num_cached_tokens, self.cache.prompt_page(request))
+            request.cached_tokens_reported = True
+        if not beams.take(request, result):
+            return []
+        moves = beams.moves()
+        self.stats.generated_tokens += beams.width
+        if not moves:
+            return self._end_beams(beams)
+        parents, uses = beams.live, Counter(move.parent for move in moves)
+        for place, parent in enumerate(parents):
+            if not uses[place]:
+                self._finish(parent, FinishReason.STOP)
+        beams.live = []
+        for move in moves:
+            uses[move.parent] -= 1
+            parent = parents[move.parent]
+            beam = self._fork(parent) if uses[move.parent] else parent  # the last one takes the parent's place
+            beam.token_ids.append(move.token_id)
+            beam.num_rows = 1
+            beams.live.append(beam)
+        return []
+
+    def _fork(self, parent: Request) -> Request:
+        """Another request with the same tokens and pages. A page is copied when one of the two writes to it."""
+        child = parent.copy(self._beam_id())
+        self.cache.fork(parent.block_table, child, parent.num_computed_tokens)
+        self._requests[child.request_id] = child
+        insort(self._running, child, key=_arrival)
+        return child
+
+    def _end_beams(self, beams: Beams, error: str | None = None) -> list[Output]:
+        for beam in beams.live:
+            self._finish(beam, FinishReason.STOP if error is None else FinishReason.ERROR)
+        for request_id in beams.request_ids:
+            self._beams.pop(request_id, None)
+        return beams.outputs(error)
+
+    def _fail(self, request: Request, error: str) -> list[Output]:
+        """End a request, or the search that it is a beam of, with an error."""
+        if request.beams is not None:
+            return self._end_beams(request.beams, error)
+        return [self._finish(request, FinishReason.ERROR, error)]
+
     def _finish(self, request: Request, reason: FinishReason, error: str | None = None) -> Output:
         """The one way out: remove the request from every list and let go of its pages."""
         if request.status is RequestStatus.RUNNING:
@@ -396,6 +500,7 @@ class Scheduler:
         request.finish_reason = reason
         self._finished_ids.append(request.request_id)
         self.speculator.forget(request)
+        self._siblings.leave(request)
         # NOTE: the pages of a request in flight are still being written. `_land` releases them.
         if not request.in_flight:
             self.cache.release(request)

@@ -25,6 +25,20 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class BeamParams:
+    """Beam search in place of sampling; the names and their meaning are those of transformers.
+
+    A finished answer's score is the sum of its log-probabilities, divided by `tokens ** length_penalty`. With
+    `early_stopping` True the search ends at `width` finished answers, with False when the running ones can hardly get
+    better, with "never" when they cannot.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is chosen. Defaults are those of the OpenAI API, `top_k` and `min_p` off."""
 
@@ -45,6 +59,7 @@ class SamplingParams:
     typical_p: float = 1.0  # 1: off
     bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of tokens that the answer must not hold
     prompt_logprobs: int | None = None  # as `logprobs`, of the prompt's tokens from the second on
+    beam: BeamParams | None = None
 
 
 class GrammarFailed(Exception):

@@ -27,12 +27,14 @@ from engine.client import EngineClient
 from engine.detokenizer import Detokenizer
 from engine.renderer import RenderedTooLong
 from engine.server.dialect import ChatDialect, CompletionDialect
+from engine.server.echo import Echo, echo
 from engine.server.errors import ApiError, as_api_error, http_exception, unexpected
 from engine.server.lanes import Lanes
 from engine.server.model import ChatPrompt, Model
 from engine.server.pages import PageEvents
 from engine.server.params import Options, chat_options, check_chat, completion_options
 from engine.server.respond import Job, respond, send_error
+from engine.server.sampling import bad_word_ids
 from engine.server.schema import (
     ChatExtras,
     DetokenizeRequest,
@@ -41,6 +43,7 @@ from engine.server.schema import (
     parse_chat,
     parse_completion,
 )
+from engine.types import BeamParams
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 
@@ -123,7 +126,7 @@ class EngineServer:
         request, extras = parse_chat(body)
         self._model.check_name(request.model)
         options = chat_options(request, extras, self._model.vocab_size, self._model.sampling)
-        self._check_answers(options.n, "n")
+        self._check_options(options)
         return options, self._model.conversation(body["messages"], extras, self._max_total_tokens)
 
     async def _chat_ids(self, asked: ChatPrompt, size: int) -> list[int]:
@@ -143,13 +146,21 @@ class EngineServer:
         self._model.check_name(request.model)
         options = completion_options(request, extras, self._model.vocab_size, self._model.sampling)
         # Counted before anything is made of them: a small body can ask for a great many.
-        self._check_answers(options.n, "n")
+        self._check_options(options)
         if isinstance(request.prompt, list) and not isinstance(next(iter(request.prompt), 0), int):
-            self._check_answers(options.n * len(request.prompt), "prompt")
+            self._check_answers(options.best_of * len(request.prompt), "prompt")
         prompts = self._completion_prompts(request.prompt, add_special=extras.add_special_tokens is not False)
         echoes = self._echoes(request.prompt, prompts, options.skip_special) if request.echo else None
         dialect = CompletionDialect(self._model, prompts, echoes, options.n, **_dialect_options(options))
         return self._job(options, prompts, request_id, dialect)
+
+    def _check_options(self, options: Options) -> None:
+        """Raises ApiError if one prompt asks for more than the engine holds."""
+        self._check_answers(options.best_of, "n" if options.best_of == options.n else "best_of")
+        beam, most = options.params.beam, self._client.max_rows
+        if beam is not None and beam.width > most:
+            text = f"{beam.width} beams asked for; this engine runs at most {most} requests at a time."
+            raise ApiError(400, text, code="too_many_answers", param="beam_width")
 
     def _check_answers(self, answers: int, param: str) -> None:
         """Raises ApiError if one request asks for more answers than the engine ever holds."""
@@ -192,15 +203,25 @@ class EngineServer:
 
     def _echoes(
         self, prompt: str | list[str | int | list[int]], prompts: list[list[int]], skip_special: bool
-    ) -> list[str]:
+    ) -> list[Echo]:
         """The prompts as text: the client's own where it sent text."""
         given = [prompt] if isinstance(prompt, str) else [item for item in prompt if isinstance(item, str)]
-        return given or [self._model.tokenizer.decode(ids, skip_special=skip_special) for ids in prompts]
+        texts: list[str] | list[None] = given or [None] * len(prompts)
+        return [
+            echo(self._model.tokenizer, ids, text, skip_special=skip_special)
+            for ids, text in zip(prompts, texts, strict=True)
+        ]
 
     def _job(
         self, options: Options, prompts: list[list[int]], request_id: str, dialect: ChatDialect | CompletionDialect
     ) -> Job:
-        room = self._max_total_tokens
+        room = self._room(options.params.beam)
+        options = dataclasses.replace(
+            options,
+            params=dataclasses.replace(
+                options.params, bad_words=bad_word_ids(options.bad_words, self._model.tokenizer)
+            ),
+        )
         if (longest := max(map(len, prompts))) >= room:
             raise ApiError(
                 400,
@@ -212,13 +233,14 @@ class EngineServer:
         generations = [
             self._generation(options, prompt, index, room - len(prompt), group)
             for group, prompt in enumerate(prompts)
-            for index in range(options.n)
+            for index in range(options.best_of)
         ]
         return Job(
             model_name=self._model.name,
             request_id=request_id,
             generations=generations,
             n=options.n,
+            best_of=options.best_of,
             dialect=dialect,
             stream=options.stream,
             include_usage=options.include_usage,
@@ -233,7 +255,14 @@ class EngineServer:
             min_tokens=params.min_tokens,
             skip_special=options.skip_special,
         )
-        return Generation(prompt, params, detokenizer, options.cache_salt, group if options.n > 1 else None)
+        return Generation(prompt, params, detokenizer, options.cache_salt, group if options.best_of > 1 else None)
+
+    def _room(self, beam: BeamParams | None) -> int:
+        """How many tokens one sequence can have. Beams divide the pages among them, so that all of them always fit."""
+        room, ready = self._max_total_tokens, self._client.ready
+        if beam is None or ready is None:
+            return room
+        return min(room, (ready.num_blocks - 1) // beam.width * ready.block_size)
 
     # --- the rest ------------------------------------------------------------------------------------------------
 
@@ -349,6 +378,7 @@ def _dialect_options(options: Options) -> dict[str, Any]:
         "logprobs": options.params.logprobs is not None,
         "return_token_ids": options.return_token_ids,
         "stop_token_ids": options.params.stop_token_ids,
+        "prompt_logprobs": options.prompt_logprobs,
     }
 
 

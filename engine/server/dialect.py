@@ -6,10 +6,13 @@ A choice is a plain dictionary that is encoded once. `first`, `middle` and `last
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from engine.detokenizer import Delta
+from engine.server.echo import Echo
 from engine.server.model import Model, finite
+from engine.types import TokenLogprob
 
 Choice = dict[str, Any]
 
@@ -22,6 +25,10 @@ class Dialect(Protocol):
     chunk_object_name: str
     prompt_field: str  # of the request
     shows_tokens: bool  # choices carry token ids or log probabilities, so a token without text is news, too
+
+    def take_prompt(self, number: int, entries: Sequence[TokenLogprob]) -> None:
+        """Called before anything is written of prompt `number`: the log probabilities of its tokens but the first."""
+        ...
 
     def extra_fields(self) -> dict[str, Any]:
         """Fields beside `choices` in a complete answer and in the first chunk."""
@@ -39,12 +46,25 @@ class Dialect(Protocol):
 
 
 class _Common:
-    def __init__(self, model: Model, *, logprobs: bool, return_token_ids: bool, stop_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        logprobs: bool,
+        return_token_ids: bool,
+        stop_token_ids: frozenset[int],
+        prompt_logprobs: int | None,
+    ) -> None:
         self._model = model
+        self._prompt_logprobs = prompt_logprobs
+        self._scored: dict[int, Sequence[TokenLogprob]] = {}  # the tokens of each prompt but its first
         self._logprobs = logprobs
         self._return_token_ids = return_token_ids
         self._stop_token_ids = stop_token_ids
         self.shows_tokens = logprobs or return_token_ids
+
+    def take_prompt(self, number: int, entries: Sequence[TokenLogprob]) -> None:
+        self._scored[number] = entries
 
     def _with_extras(self, choice: Choice, delta: Delta) -> Choice:
         """Add vLLM's fields: the token ids if asked for, and what stopped the answer if it was no end token."""
@@ -68,7 +88,10 @@ class ChatDialect(_Common):
         self._prompt_token_ids = prompt_token_ids
 
     def extra_fields(self) -> dict[str, Any]:
-        return {"prompt_token_ids": self._prompt_token_ids} if self._return_token_ids else {}
+        fields: dict[str, Any] = {"prompt_token_ids": self._prompt_token_ids} if self._return_token_ids else {}
+        if self._prompt_logprobs is not None:
+            fields["prompt_logprobs"] = self._model.prompt_logprobs(self._scored[0], self._prompt_logprobs)
+        return fields
 
     def first(self, index: int) -> Choice:
         delta = {"role": "assistant", "content": ""}
@@ -111,7 +134,7 @@ class CompletionDialect(_Common):
     chunk_object_name = "text_completion"
 
     def __init__(
-        self, model: Model, prompts: list[list[int]], echoes: list[str] | None, n: int, **options: Any
+        self, model: Model, prompts: list[list[int]], echoes: list[Echo] | None, n: int, **options: Any
     ) -> None:
         super().__init__(model, **options)
         self._prompts = prompts
@@ -142,9 +165,12 @@ class CompletionDialect(_Common):
         choice: Choice = {
             "index": index,
             "text": text,
-            "logprobs": self._logprobs_of(index, delta) if self._logprobs else None,
+            "logprobs": self._logprobs_of(index, delta, with_echo=first) if self._logprobs else None,
             "finish_reason": delta.finish_reason,
         }
+        if first and self._prompt_logprobs is not None:
+            scored = self._scored[index // self._n]
+            choice["prompt_logprobs"] = self._model.prompt_logprobs(scored, self._prompt_logprobs)
         if self._return_token_ids:
             choice["token_ids"] = delta.token_ids
             if first:
@@ -152,18 +178,28 @@ class CompletionDialect(_Common):
         return choice
 
     def _echo(self, index: int) -> str:
-        return "" if self._echoes is None else self._echoes[index // self._n]
+        return "" if self._echoes is None else self._echoes[index // self._n].text
 
-    def _logprobs_of(self, index: int, delta: Delta) -> dict[str, Any]:
+    def _logprobs_of(self, index: int, delta: Delta, *, with_echo: bool) -> dict[str, Any]:
+        """OpenAI's `logprobs` object of a text completion; `with_echo`, of the prompt first."""
         text = self._model.token_text
         shift = len(self._echo(index))
+        entries, offsets = delta.logprobs, [shift + offset for offset in delta.text_offsets]
+        first: list[int] = []  # nothing precedes it, so nothing is known of it
+        if with_echo and self._echoes is not None:
+            number = index // self._n
+            first = self._prompts[number][:1]
+            entries, offsets = [*self._scored[number], *entries], [*self._echoes[number].offsets, *offsets]
         return {
-            "tokens": [text(entry.token_id) for entry in delta.logprobs],
-            "token_logprobs": [finite(entry.logprob) for entry in delta.logprobs],
+            "tokens": [text(token_id) for token_id in (*first, *(entry.token_id for entry in entries))],
+            "token_logprobs": [*([None] * len(first)), *(finite(entry.logprob) for entry in entries)],
             # The chosen token is always among them, as OpenAI does it.
             "top_logprobs": [
-                {text(i): finite(value) for i, value in (*entry.top, (entry.token_id, entry.logprob))}
-                for entry in delta.logprobs
+                *([None] * len(first)),
+                *(
+                    {text(i): finite(value) for i, value in (*entry.top, (entry.token_id, entry.logprob))}
+                    for entry in entries
+                ),
             ],
-            "text_offset": [shift + offset for offset in delta.text_offsets],
+            "text_offset": offsets,
         }

@@ -163,6 +163,18 @@ class Model:
         """OpenAI's `logprobs` object of a chat choice."""
         return {"content": [self._entry(entry) for entry in entries], "refusal": None}
 
+    def prompt_logprobs(self, entries: Sequence[TokenLogprob], count: int) -> list[dict[str, Any] | None]:
+        """vLLM's form: per token of the prompt itself and the `count` likeliest, by id; of the first one nothing."""
+        return [None, *(self._ranked(entry, count) for entry in entries)]
+
+    def _ranked(self, entry: TokenLogprob, count: int) -> dict[str, Any]:
+        ranks = {token_id: (value, rank) for rank, (token_id, value) in enumerate(entry.top[:count], 1)}
+        ranks.setdefault(entry.token_id, (entry.logprob, entry.rank))
+        return {
+            str(token_id): {"logprob": finite(value), "rank": rank, "decoded_token": self.token_text(token_id)}
+            for token_id, (value, rank) in ranks.items()
+        }
+
     def _entry(self, entry: TokenLogprob) -> dict[str, Any]:
         top = [self._token(token_id, logprob) for token_id, logprob in entry.top]
         return {**self._token(entry.token_id, entry.logprob), "top_logprobs": top}

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 
 from backends.protocol import ChatRequest, CompletionRequest, InvalidRequest, Message, StreamOptions, validate
 from engine.server.errors import unsupported
+from engine.server.sampling import MAX_LOGPROBS, beam_params, check_sampling, in_range
 from engine.server.schema import ChatExtras, Extras
 from engine.types import SamplingParams
 
-MAX_LOGPROBS = 20
+MAX_BEST_OF = 128
 _TOOLS_ADVICE = "Route requests with tools to a backend that has them."
 _FORMAT_ADVICE = 'Use {"type": "text"} and describe the format in the prompt, or route to a backend that has it.'
 
@@ -32,11 +33,15 @@ API_DEFAULTS = SamplingDefaults()
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a request asks for beside its prompt. `max_tokens` None: as many as there is room for."""
+    """What a request asks for beside its prompt. `max_tokens` None: as many as there is room for.
+
+    `best_of` answers are generated for each prompt, and `n` of them given.
+    """
 
     params: SamplingParams
     max_tokens: int | None
     n: int
+    best_of: int
     stream: bool
     include_usage: bool
     stop: tuple[str, ...]
@@ -44,6 +49,8 @@ class Options:
     skip_special: bool
     return_token_ids: bool
     cache_salt: str | None
+    bad_words: tuple[str | list[int], ...] = ()
+    prompt_logprobs: int | None = None  # to be shown; scored for `echo`, they are not
 
     def params_for(self, index: int, room: int) -> SamplingParams:
         """Parameters of choice `index` when `room` tokens fit behind the prompt. Each choice has its own seed."""
@@ -51,7 +58,17 @@ class Options:
         if seed is not None:
             seed = (seed + index + (1 << 63)) % (1 << 64) - (1 << 63)
         limit = max(1, room if self.max_tokens is None else min(self.max_tokens, room))
-        return replace(self.params, seed=seed, max_tokens=limit, min_tokens=min(self.params.min_tokens, limit))
+        params = self.params
+        return replace(
+            params,
+            seed=seed,
+            max_tokens=limit,
+            min_tokens=min(params.min_tokens, limit),
+            # Answers are told apart by them.
+            logprobs=0 if params.logprobs is None and self.best_of > self.n else params.logprobs,
+            # The first answer to a prompt scores it for all.
+            prompt_logprobs=params.prompt_logprobs if index == 0 else None,
+        )
 
 
 def chat_options(
@@ -100,14 +117,24 @@ def completion_options(
     _refuse_response_format(request.response_format)
     if request.suffix:
         raise unsupported("suffix", "Put the whole text into 'prompt'.")
-    if request.best_of is not None and request.best_of != (request.n or 1):
-        raise unsupported("best_of", "Ask for 'n' answers with 'logprobs' and choose among them.")
+    n = request.n or 1
+    if request.best_of is not None:
+        in_range("best_of", request.best_of, n, MAX_BEST_OF)
+        if request.best_of > n and request.stream:
+            raise InvalidRequest("'best_of' above 'n' does not go with 'stream': true.", param="best_of")
     if request.logprobs is not None:
-        _in_range("logprobs", request.logprobs, 0, MAX_LOGPROBS)
-        if request.echo:
-            raise unsupported("logprobs", "Log probabilities cover generated tokens only.", what="with 'echo'")
+        in_range("logprobs", request.logprobs, 0, MAX_LOGPROBS)
     limit = 16 if request.max_tokens is None else request.max_tokens  # the dialect's default
-    return _options(shared, extras, vocab_size, defaults, max_tokens=limit, logprobs=request.logprobs)
+    return _options(
+        shared,
+        extras,
+        vocab_size,
+        defaults,
+        max_tokens=limit,
+        logprobs=request.logprobs,
+        best_of=request.best_of,
+        echo_logprobs=request.logprobs if request.echo else None,
+    )
 
 
 def _options(
@@ -118,8 +145,12 @@ def _options(
     *,
     max_tokens: int | None,
     logprobs: int | None,
+    best_of: int | None = None,
+    echo_logprobs: int | None = None,
 ) -> Options:
     _check_extras(extras, vocab_size, max_tokens)
+    check_sampling(extras, vocab_size, stream=bool(request.stream))
+    scored = [count for count in (extras.prompt_logprobs, echo_logprobs) if count is not None]
     stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
     stream_options = request.stream_options or StreamOptions()
     if stream_options.include_obfuscation:
@@ -138,11 +169,15 @@ def _options(
         min_tokens=extras.min_tokens or 0,
         stop_token_ids=frozenset(extras.stop_token_ids or ()),
         ignore_eos=bool(extras.ignore_eos),
+        typical_p=_given(extras.typical_p, 1.0),
+        prompt_logprobs=max(scored, default=None),
+        beam=beam_params(request, extras, logprobs=logprobs, best_of=best_of),
     )
     return Options(
         params=params,
         max_tokens=max_tokens,
         n=request.n or 1,
+        best_of=best_of or request.n or 1,
         stream=bool(request.stream),
         include_usage=bool(stream_options.include_usage),
         stop=stop,
@@ -150,28 +185,30 @@ def _options(
         skip_special=extras.skip_special_tokens is not False,
         return_token_ids=bool(extras.return_token_ids),
         cache_salt=extras.cache_salt,
+        bad_words=tuple(extras.bad_words or ()),
+        prompt_logprobs=extras.prompt_logprobs,
     )
 
 
 def _check_extras(extras: Extras, vocab_size: int, max_tokens: int | None) -> None:
     if extras.top_k is not None:
-        _in_range("top_k", extras.top_k, -1, 2**31 - 1)
+        in_range("top_k", extras.top_k, -1, 2**31 - 1)
     if extras.min_p is not None:
-        _in_range("min_p", extras.min_p, 0, 1)
+        in_range("min_p", extras.min_p, 0, 1)
     if extras.repetition_penalty is not None and not 0 < extras.repetition_penalty <= 100:
         raise InvalidRequest(
             f"'repetition_penalty' must be above 0 and at most 100, got {extras.repetition_penalty}.",
             param="repetition_penalty",
         )
     if extras.min_tokens is not None:
-        _in_range("min_tokens", extras.min_tokens, 0, 2**31 - 1)
+        in_range("min_tokens", extras.min_tokens, 0, 2**31 - 1)
         if max_tokens is not None and extras.min_tokens > max_tokens:
             raise InvalidRequest(
                 f"'min_tokens' ({extras.min_tokens}) must not be above the token limit ({max_tokens}).",
                 param="min_tokens",
             )
     for token_id in extras.stop_token_ids or ():
-        _in_range("stop_token_ids", token_id, 0, vocab_size - 1)
+        in_range("stop_token_ids", token_id, 0, vocab_size - 1)
     if extras.priority:
         raise unsupported("priority", "Requests are served by their order and the length of their prompts.")
     if extras.structured_outputs is not None:
@@ -236,13 +273,8 @@ def _refuse_response_format(response_format: Mapping[str, object] | None) -> Non
 def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, float]:
     result = {int(token): value for token, value in (bias or {}).items()}
     for token_id in result:
-        _in_range("logit_bias", token_id, 0, vocab_size - 1)
+        in_range("logit_bias", token_id, 0, vocab_size - 1)
     return result
-
-
-def _in_range(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise InvalidRequest(f"'{name}' must be between {low} and {high}, got {value}.", param=name)
 
 
 def _given(value: float | None, default: float) -> float:

@@ -24,6 +24,7 @@ from backends.protocol import PROMPT_PAGE_HEADER, PROMPT_TOKENS_HEADER
 from engine.answer import Answer, AnswerAborted, EngineError, Generation
 from engine.client import EngineClient
 from engine.detokenizer import Delta
+from engine.server.choose import likeliest
 from engine.server.dialect import Choice, Dialect
 from engine.server.errors import ApiError, as_api_error
 
@@ -33,7 +34,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request that is ready to run. Choice `i` continues prompt `i // n`."""
+    """A request that is ready to run. Choice `i` continues prompt `i // n`, generation `i` prompt `i // best_of`."""
 
     model_name: str
     request_id: str
@@ -42,6 +43,7 @@ class Job:
     dialect: Dialect
     stream: bool
     include_usage: bool
+    best_of: int
 
 
 async def respond(client: EngineClient, job: Job, receive: Receive, send: Send) -> None:
@@ -100,9 +102,13 @@ class _Response:
             raise
         except EngineError as error:
             raise as_api_error(error, self._job.dialect.prompt_field) from error
+        job, given = self._job, list[Delta]()
+        for number, leader in enumerate(self._leaders()):
+            job.dialect.take_prompt(number, leader.prompt_logprobs)
+            given += likeliest(parts[number * job.best_of : (number + 1) * job.best_of], job.n)
         body = {
             **self._head,
-            "choices": [self._job.dialect.whole(index, delta) for index, delta in enumerate(parts)],
+            "choices": [job.dialect.whole(index, delta) for index, delta in enumerate(given)],
             "usage": self._usage(),
             **self._job.dialect.extra_fields(),
         }
@@ -133,6 +139,9 @@ class _Response:
         async for delta in answer:
             if is_first:
                 is_first = False
+                number = index // self._job.n
+                # It is there: the others wait for the first one's prompt.
+                dialect.take_prompt(number, self._leaders()[number].prompt_logprobs)
                 await self._start_stream()
                 await self._chunk(dialect.first(index))
             if delta.text or (dialect.shows_tokens and delta.token_ids):
@@ -165,7 +174,7 @@ class _Response:
         headers = [(b"content-type", content_type), (b"x-request-id", self._job.request_id.encode("latin-1"))]
         start = {"type": "http.response.start", "status": 200, "headers": headers}
         page = self._answers[0].prompt_page
-        if page is not None and len(self._answers) == self._job.n:  # of one prompt: of several, nobody could tell which
+        if page is not None and len(self._leaders()) == 1:  # of several prompts, nobody could tell which
             headers.append((PROMPT_PAGE_HEADER.encode(), page.hex().encode()))
         if self._job.stream:
             headers.append((b"cache-control", b"no-cache"))
@@ -179,12 +188,16 @@ class _Response:
 
     def _prompt_tokens(self) -> int:
         """Those of each prompt once, however many answers it gets."""
-        return sum(answer.num_prompt_tokens for answer in self._answers[:: self._job.n])
+        return sum(answer.num_prompt_tokens for answer in self._leaders())
+
+    def _leaders(self) -> Sequence[Answer]:
+        """The first answer to each prompt."""
+        return self._answers[:: self._job.best_of]
 
     def _usage(self) -> dict[str, Any]:
-        leaders = self._answers[:: self._job.n]
+        leaders = self._leaders()
         prompt = self._prompt_tokens()
-        completion = sum(answer.num_generated_tokens for answer in self._answers)
+        completion = sum(answer.num_generated_tokens + answer.tokens_beside for answer in self._answers)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,

@@ -37,6 +37,13 @@ class Extras(msgspec.Struct):
     cache_salt: str | None = None
     priority: int | None = None
     structured_outputs: Json | None = None
+    typical_p: float | None = None
+    bad_words: list[str | list[int]] | None = None
+    prompt_logprobs: int | None = None
+    use_beam_search: bool | None = None
+    beam_width: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
 
 
 class ChatExtras(Extras):

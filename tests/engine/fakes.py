@@ -7,6 +7,7 @@ output, and `expected_tokens` says what is right without any page at all.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
 
@@ -35,6 +36,14 @@ def _token(kv: int) -> int:
     return 1 + kv % (VOCAB - 1)  # never EOS
 
 
+def state(tokens: Sequence[int]) -> int:
+    """The KV of the last of these tokens, computed without pages."""
+    kv = 0
+    for token in tokens:
+        kv = _mix(kv, token)
+    return kv
+
+
 def expected_tokens(prompt: Sequence[int], count: int) -> list[int]:
     """The continuation of `prompt`, computed without pages."""
     kv = 0
@@ -45,6 +54,19 @@ def expected_tokens(prompt: Sequence[int], count: int) -> list[int]:
         tokens.append(_token(kv))
         kv = _mix(kv, tokens[-1])
     return tokens
+
+
+def fake_logprob(kv: int) -> float:
+    return -(kv % 997) / 100
+
+
+def expected_scores(prompt: Sequence[int]) -> list[tuple[int, float]]:
+    """Every token of the prompt but the first, with its log-probability."""
+    kv, scores = 0, []
+    for token, following in itertools.pairwise(prompt):
+        kv = _mix(kv, token)
+        scores.append((following, fake_logprob(kv)))
+    return scores
 
 
 class FakeRunner:
@@ -65,6 +87,8 @@ class FakeRunner:
         self.steps += 1
         self.tokens_run += plan.num_tokens
         self.finished += plan.finished
+        for page, content in [(to, list(self.pages[source])) for source, to in plan.copies]:
+            self.pages[page] = content
         lengths = [len(row.token_ids) for row in plan.rows]
         assert all(length > 0 for length in lengths)
         singles = lengths.count(1)
@@ -91,8 +115,13 @@ class FakeRunner:
             states.append(kv)
         if row.request_id in self.row_errors:
             return RowResult(row.request_id, error=self.row_errors.pop(row.request_id))
+        scored: list[TokenLogprob] = []
+        if row.score_from is not None:
+            for position in range(row.score_from, min(row.start + first, row.num_prompt_tokens - 1)):
+                logprob = fake_logprob(states[position - row.start])
+                scored.append(TokenLogprob(row.all_token_ids[position + 1], logprob))
         if not row.sample:
-            return RowResult(row.request_id)
+            return RowResult(row.request_id, prompt_logprobs=tuple(scored))
         tokens = _allowed([_token(kv) for kv in states[first - 1 :]], row)
         drafts = row.token_ids[first:]
         held = next((i for i, draft in enumerate(drafts) if draft != tokens[i]), len(drafts))
@@ -102,7 +131,7 @@ class FakeRunner:
             for token in tokens:
                 top = tuple((token + i, -0.5 - i) for i in range(row.params.logprobs))
                 logprobs.append(TokenLogprob(token, -0.5, top))
-        return RowResult(row.request_id, tuple(tokens), tuple(logprobs))
+        return RowResult(row.request_id, tuple(tokens), tuple(logprobs), prompt_logprobs=tuple(scored))
 
 
 class Clairvoyant:

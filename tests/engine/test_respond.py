@@ -25,6 +25,9 @@ class TextDialect:
     def extra_fields(self):
         return {}
 
+    def take_prompt(self, number, entries):
+        pass
+
     def first(self, index):
         return None
 
@@ -39,7 +42,7 @@ class TextDialect:
 
 
 def job(*generations, stream=True):
-    return Job("fake", "request-1", generations, 1, TextDialect(), stream, include_usage=True)
+    return Job("fake", "request-1", generations, 1, TextDialect(), stream, include_usage=True, best_of=1)
 
 
 class Peer:

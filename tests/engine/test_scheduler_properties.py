@@ -8,7 +8,7 @@ from engine.limits import NeverFits, QueueFull
 from engine.messages import NewRequest
 from engine.spec.speculator import Speculator
 from engine.types import FinishReason, SamplingParams
-from tests.engine.fakes import Clairvoyant, FakeRunner, check_plan, expected_tokens, make_scheduler
+from tests.engine.fakes import Clairvoyant, FakeRunner, check_plan, expected_scores, expected_tokens, make_scheduler
 
 
 class EngineHistory(RuleBasedStateMachine):
@@ -41,6 +41,7 @@ class EngineHistory(RuleBasedStateMachine):
         self.prompts: dict[int, list[int]] = {}
         self.limits: dict[int, int] = {}
         self.tokens: dict[int, list[int]] = {}
+        self.scores: dict[int, list[tuple[int, float]]] = {}  # of the prompts of those who ask for them
         self.forced: set[int] = set()  # aborted or failed by a rule
         self.next_id = 1
 
@@ -50,15 +51,20 @@ class EngineHistory(RuleBasedStateMachine):
         n=st.integers(1, 3),
         max_tokens=st.integers(1, 12),
         salt=st.sampled_from([None, "a"]),
+        seed=st.sampled_from([None, None, 1]),
+        scored=st.booleans(),
     )
-    def add(self, prompt, n, max_tokens, salt):
+    def add(self, prompt, n, max_tokens, salt, seed, scored):
         ids = list(range(self.next_id, self.next_id + n))
         self.next_id += n
         group = 1 if n > 1 else None
         before = (self.scheduler.num_waiting, self.scheduler.num_running)
-        params = SamplingParams(max_tokens=max_tokens)
+        params = [
+            SamplingParams(max_tokens=max_tokens, seed=seed, prompt_logprobs=0 if scored and i == ids[0] else None)
+            for i in ids
+        ]
         try:
-            self.scheduler.add([NewRequest(i, prompt, params, salt, group) for i in ids])
+            self.scheduler.add([NewRequest(i, prompt, p, salt, group) for i, p in zip(ids, params, strict=True)])
         except NeverFits:
             assert len(prompt) + 1 > self.scheduler.max_total_tokens or n > self.scheduler.config.max_num_seqs + 6
         except QueueFull:
@@ -67,6 +73,8 @@ class EngineHistory(RuleBasedStateMachine):
         else:
             for i in ids:
                 self.prompts[i], self.limits[i], self.tokens[i] = prompt, max_tokens, []
+            if scored:
+                self.scores[ids[0]] = []
             return
         assert before == (self.scheduler.num_waiting, self.scheduler.num_running), "all or nothing"
 
@@ -85,7 +93,7 @@ class EngineHistory(RuleBasedStateMachine):
     @precondition(lambda self: self.scheduler.has_work)
     @rule(data=st.data(), fault=st.sampled_from(["none"] * 6 + ["row", "step", "abort in flight"]))
     def step(self, data, fault):
-        waiting = [r for r in self.scheduler._waiting if not self.scheduler._waits_for_sibling(r)]
+        waiting = [r for r in self.scheduler._waiting if not self.scheduler._siblings.waits(r)]
         plan = self.scheduler.schedule()
         assert plan.rows, "there is work, so something runs"
         check_plan(self.scheduler, plan)
@@ -121,6 +129,8 @@ class EngineHistory(RuleBasedStateMachine):
     def _take(self, outputs):
         for output in outputs:
             self.tokens[output.request_id] += output.token_ids
+            for entry in output.prompt_logprobs or ():
+                self.scores[output.request_id].append((entry.token_id, entry.logprob))
             if output.finish_reason is FinishReason.LENGTH:
                 i = output.request_id
                 room = self.scheduler.max_total_tokens - len(self.prompts[i])
@@ -142,6 +152,9 @@ class EngineHistory(RuleBasedStateMachine):
         assert pool.num_free + pool.num_cached + pool.num_used == pool.total
         for i, tokens in self.tokens.items():
             assert tokens == expected_tokens(self.prompts[i], len(tokens))
+        for i, scores in self.scores.items():
+            expected = expected_scores(self.prompts[i])
+            assert scores == (expected if self.tokens[i] else expected[: len(scores)])
 
     def teardown(self):
         """Everything that was not ended by force comes to its end, within a bound that shows progress."""

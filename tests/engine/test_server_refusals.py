@@ -116,8 +116,6 @@ def test_what_is_not_honoured_is_refused(server, change, code, param):
     ("change", "code", "param"),
     [
         ({"suffix": "x"}, "unsupported_parameter", "suffix"),
-        ({"best_of": 3}, "unsupported_parameter", "best_of"),
-        ({"echo": True, "logprobs": 1}, "unsupported_parameter", "logprobs"),
         ({"logprobs": 21}, "invalid_value", "logprobs"),
         ({"messages": FRANCE}, "unknown_parameter", "messages"),
         ({"prompt": {"a": 1}}, "invalid_type", "prompt"),
