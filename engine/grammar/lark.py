@@ -90,20 +90,20 @@ def up_to(end: str, name: str, mark: Marker) -> tuple[str, list[str]]:
     return name, [f"{name}[lazy]: {_ANYTHING} {written}"]
 
 
-def text_with_tags(tags: Mapping[str, Sequence[str]], mark: Marker, *, only_one: bool = False) -> list[str]:
-    """Rules of a text in which tags may occur: after each trigger one of its bodies must follow. The first is `start`.
+def text_with_tags(name: str, tags: Mapping[str, Sequence[str]], mark: Marker, *, only_one: bool = False) -> list[str]:
+    """Rules of a text in which tags may occur: after each trigger one of its bodies must follow. The first is `name`.
 
     With `only_one` the text ends after the first tag.
     """
     rules: list[str] = []
     tagged = []
     for number, (trigger, bodies) in enumerate(tags.items()):
-        head, needed = up_to(trigger, f"until_{number}", mark)
+        head, needed = up_to(trigger, f"{name}_{number}", mark)
         rules += needed
         tagged.append(f"{head} ({' | '.join(bodies)})")
     either = " | ".join(tagged)
-    start = f"start: {either} | tail" if only_one else f"start: ({either})* tail"
-    return [start, f"tail: {_ANYTHING}", *rules]
+    start = f"{name}: {either} | {name}_tail" if only_one else f"{name}: ({either})* {name}_tail"
+    return [start, f"{name}_tail: {_ANYTHING}", *rules]
 
 
 def _lark(users: str) -> str:

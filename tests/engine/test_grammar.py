@@ -197,10 +197,10 @@ def test_a_text_up_to_a_marker_ends_with_the_first_one(compiler, end, token) -> 
 
 def test_tags_in_a_text_are_followed_by_what_they_announce(compiler) -> None:
     tags = {"<tool_call>": [lark.literal('{"x":') + " " + lark.regex("[0-9]") + ' "}"']}
-    state = compiler.compile(Grammar(tuple(lark.text_with_tags(tags, MARK))).text())
+    state = compiler.compile(Grammar(tuple(lark.text_with_tags("start", tags, MARK))).text())
     state.accept(ids('well <tool_call>{"x":1} and <tool_call>'))
     assert allowed(state) == [{ids("{")[0]}]
-    once = compiler.compile(Grammar(tuple(lark.text_with_tags(tags, MARK, only_one=True))).text())
+    once = compiler.compile(Grammar(tuple(lark.text_with_tags("start", tags, MARK, only_one=True))).text())
     assert END in allowed(once)[0]
     once.accept(ids('well <tool_call>{"x":1}'))
     assert once.is_complete

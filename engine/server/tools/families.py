@@ -22,65 +22,74 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`template`: texts by which a template that writes calls in this form is known. `arguments`: the member's name.
+    """`template`: texts by which a template that writes calls in this form is known.
 
-    `before` and `after` surround a call, or the list of several where they are written as one (`listed`).
+    A call, or the list of several where they are written as one (`listed`), stands between `open` and `lead` before it
+    and `tail` and the form's closing marker after it. `arguments`: how that member of a call is called.
     """
 
     form: Form
     template: tuple[str, ...]
-    before: str
-    after: str
+    open: str = ""
+    lead: str = ""
+    tail: str = ""
     listed: bool = False
     several: bool = True
     arguments: str = "arguments"
+    short_ids: bool = False  # ids of calls have nine letters and digits, because the template wants them so
 
-    def call(self, tool: Tool) -> str:
-        """An expression: a call of this tool without what surrounds it."""
-        head = lark.literal('{"name": ' + json.dumps(tool.name, ensure_ascii=False) + f', "{self.arguments}": ')
-        return f'{head} {lark.schema(tool.parameters, lenient=not tool.strict)} "}}"'
+    @property
+    def before(self) -> str:
+        return self.open + self.lead
 
-    def calls(self, tools: Sequence[Tool], mark: lark.Marker, *, several: bool) -> tuple[str, list[str]]:
-        """An expression for one call or several, and the rules that it needs."""
-        rules = ["call: " + " | ".join(self.call(tool) for tool in tools)]
-        opening = _marked(self.before, self.form, mark)
-        closing = _marked(self.after, self.form, mark)
-        several = several and self.several
+    @property
+    def after(self) -> str:
+        return self.tail + (self.form.close or "")
+
+    def body(self, mark: lark.Marker, *, several: bool) -> str:
+        """An expression: what follows the opening marker. It refers to the rule `call`, a call of any tool."""
+        items = "call"
         if self.listed:
             items = '"[" call (", " call)* "]"' if several else '"[" call "]"'
-            return f"{opening} {items} {closing}", rules
-        one = f"{opening} call {closing}"
-        return (f"{one} ({lark.literal(chr(10))} {one})*" if several else one), rules
+        parts = [_literal(self.lead), items, _literal(self.tail), mark(self.form.close) if self.form.close else ""]
+        return " ".join(filter(None, parts))
+
+    def calls(self, mark: lark.Marker, *, several: bool) -> str:
+        """An expression: one call, or several."""
+        several = several and self.several
+        one = " ".join(filter(None, [mark(self.open) if self.open else "", self.body(mark, several=several)]))
+        return f'{one} ("\\n" {one})*' if several and not self.listed else one
+
+    def rule(self, tools: Sequence[Tool]) -> str:
+        """The rule `call`."""
+        return "call: " + " | ".join(map(self._call, tools))
+
+    def _call(self, tool: Tool) -> str:
+        name = json.dumps(tool.name, ensure_ascii=False)
+        head = lark.literal(f'{{"name": {name}, "{self.arguments}": ')
+        return f'{head} {lark.schema(tool.parameters, lenient=not tool.strict)} "}}"'
 
 
-def _marked(text: str, form: Form, mark: lark.Marker) -> str:
-    """A text that may hold a marker of the form: an expression."""
-    markers = (*form.opens, form.close) if form.close else form.opens
-    for marker in markers:
-        if marker in text:
-            before, _, after = text.partition(marker)
-            around = [lark.literal(before) if before else "", mark(marker), lark.literal(after) if after else ""]
-            return " ".join(filter(None, around))
+def _literal(text: str) -> str:
     return lark.literal(text) if text else ""
 
 
 FAMILIES: Mapping[str, Family] = {
-    "hermes": Family(Form(("<tool_call>",), "</tool_call>"), ("<tool_call>",), "<tool_call>\n", "\n</tool_call>"),
-    "mistral": Family(Form(("[TOOL_CALLS]",), named=True), ("[TOOL_CALLS]",), "[TOOL_CALLS]", "", listed=True),
+    "mistral": Family(
+        Form(("[TOOL_CALLS]",), named=True), ("[TOOL_CALLS]",), open="[TOOL_CALLS]", listed=True, short_ids=True
+    ),
     "llama3": Family(
         Form(("<|python_tag|>",), bare=True),
         ("<|python_tag|>", "Environment: ipython"),
-        "",
-        "",
         several=False,
         arguments="parameters",
     ),
     "phi4": Family(
         Form(("<|tool_call|>", "functools"), "<|/tool_call|>"),
         ("<|tool_call|>", "<|tool|>"),
-        "<|tool_call|>",
-        "<|/tool_call|>",
+        open="<|tool_call|>",
         listed=True,
     ),
-    "gemma": Family(Form(("```tool_code", "```tool_call"), "```"), ("tool_code",), "```tool_code\n", "\n```"),
+    "gemma": Family(Form(("```tool_code", "```tool_call"), "```"), ("tool_code",), "```tool_code", "\n", "\n"),
+    "hermes": Family(Form(("<tool_call>",), "</tool_call>"), ("<tool_call>",), "<tool_call>", "\n", "\n"),
 }

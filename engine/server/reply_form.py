@@ -1,0 +1,146 @@
+"""How the served model writes thoughts and calls, and what that makes of a request: a grammar, and a parser.
+
+request → what is asked (Asked) → grammar for the core      (what the answer must be)
+                                → parser per answer         (what it turns out to be)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from engine.chat_template import ChatTemplate
+from engine.grammar import lark
+from engine.grammar.lark import Grammar
+from engine.server.reasoning import CLOSE, OPEN, Thinking
+from engine.server.reply import PlainText, ReplyParser
+from engine.server.structured import Format
+from engine.server.tools.calls import Calls
+from engine.server.tools.families import FAMILIES, Family
+from engine.server.tools.harmony import CHANNEL, CONSTRAIN, END, MARKERS, MESSAGE, START, Harmony
+from engine.server.tools.request import ToolUse
+
+HARMONY = "harmony"
+TOOL_PARSERS = ("auto", *FAMILIES, HARMONY)
+REASONING_PARSERS = ("auto", "none", "think", HARMONY)
+_GAP = r"/[ \n]{0,3}/"  # between a thought and what follows
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request wants of its answers beside text."""
+
+    format: Format | None = None
+    tools: ToolUse | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyForm:
+    """Of one model. `reads_tools`: its template tells it of tools; `thinks`: it may write thoughts."""
+
+    family: Family
+    is_harmony: bool
+    thinks: bool
+    reads_tools: bool
+    control_ids: Mapping[str, int]
+
+    @classmethod
+    def choose(
+        cls, template: ChatTemplate, control_ids: Mapping[str, int], *, tools: str = "auto", reasoning: str = "auto"
+    ) -> ReplyForm:
+        """By the template's text, or as told. `control_ids`: the model's control tokens by name.
+
+        Raises:
+            ValueError: two settings that contradict each other.
+        """
+        sources = template.source + (template.tool_template.source if template.tool_template is not None else "")
+        speaks_harmony = CHANNEL in control_ids and CHANNEL in sources
+        if tools == "auto":
+            known = (name for name, family in FAMILIES.items() if any(text in sources for text in family.template))
+            tools = HARMONY if speaks_harmony else next(known, "hermes")
+        if reasoning == "auto":
+            reasoning = HARMONY if tools == HARMONY else ("think" if CLOSE in sources else "none")
+        if (tools == HARMONY) != (reasoning == HARMONY):
+            raise ValueError("harmony is one form for tools and reasoning: choose it for both or for neither")
+        return cls(
+            family=FAMILIES["hermes" if tools == HARMONY else tools],
+            is_harmony=tools == HARMONY,
+            thinks=reasoning != "none",
+            reads_tools="tools" in template.variables,
+            control_ids=control_ids,
+        )
+
+    def markers(self, asked: Asked) -> frozenset[int]:
+        """Control tokens that the parser must see."""
+        if self.is_harmony:
+            names: tuple[str, ...] = MARKERS
+        else:
+            form = self.family.form
+            names = (OPEN, CLOSE) if self.thinks else ()
+            if asked.tools is not None:
+                names += (*form.opens, *((form.close,) if form.close else ()))
+        return frozenset(self.control_ids[name] for name in names if name in self.control_ids)
+
+    def parser(self, asked: Asked, *, in_thought: bool) -> ReplyParser:
+        """For one answer. `in_thought`: the prompt ends within a thought."""
+        if self.is_harmony:
+            return Harmony()
+        rest: ReplyParser = PlainText()
+        if asked.tools is not None:
+            rest = Calls(self.family.form, [tool.name for tool in asked.tools.tools])
+        return Thinking(rest, opened=in_thought) if self.thinks else rest
+
+    def grammar(self, asked: Asked, *, in_thought: bool) -> Grammar | None:
+        """What the answers must be, thoughts aside; None: anything."""
+        format, tools = asked.format, asked.tools
+        mark = lark.marker(self.control_ids)
+        rules: list[str] = list(format.rules) if format is not None else []
+        either: list[str] = []
+        if tools is not None and (tools.required or format is not None):
+            calls, needed = self._calls(tools, mark)
+            either.append(calls)
+            rules += needed
+        if format is not None and not (tools is not None and tools.required):
+            either.append(self._final(format.expression, mark))
+        if not either:
+            if tools is None or not tools.is_held or self.is_harmony:
+                return None
+            return Grammar(tuple(self._text_with_calls(tools, mark)))
+        users = format.users if format is not None and lark.USERS in " ".join(either) else None
+        thought, needed = self._thought(mark, in_thought=in_thought)
+        return Grammar((f"start: {thought} ({' | '.join(either)})", *needed, *rules), users)
+
+    def _calls(self, tools: ToolUse, mark: lark.Marker) -> tuple[str, list[str]]:
+        if not self.is_harmony:
+            return self.family.calls(mark, several=tools.several), [self.family.rule(tools.tools)]
+        calls = [
+            f"{mark(CHANNEL)} {lark.literal(f'commentary to=functions.{tool.name} ')} {mark(CONSTRAIN)} "
+            f'"json" {mark(MESSAGE)} {lark.schema(tool.parameters, lenient=not tool.strict)}'
+            for tool in tools.tools
+        ]
+        return "call", ["call: " + " | ".join(calls)]
+
+    def _final(self, expression: str, mark: lark.Marker) -> str:
+        if not self.is_harmony:
+            return expression
+        return f'{mark(CHANNEL)} "final" {mark(MESSAGE)} {expression}'
+
+    def _text_with_calls(self, tools: ToolUse, mark: lark.Marker) -> list[str]:
+        """A text in which calls may stand, each of them one of the tools'."""
+        rule = self.family.rule(tools.tools)
+        if not self.family.open:  # a call is the whole answer
+            return ["start: call | text", r"text: /[^{\s](?s:.*)/", rule]
+        body = self.family.body(mark, several=tools.several)
+        return [*lark.text_with_tags("start", {self.family.open: [body]}, mark, only_one=not tools.several), rule]
+
+    def _thought(self, mark: lark.Marker, *, in_thought: bool) -> tuple[str, list[str]]:
+        """An expression for the thoughts before the answer, and the rules it needs."""
+        if not self.thinks:
+            return "", []
+        if self.is_harmony:
+            rule = (
+                f'thought: {mark(CHANNEL)} "analysis" {mark(MESSAGE)} /(?s:.*)/ {mark(END)} {mark(START)} "assistant"'
+            )
+            return "thought*", [rule]
+        end, rules = lark.up_to(CLOSE, "thought", mark)
+        return (f"{end} {_GAP}" if in_thought else f"({mark(OPEN)} {end} {_GAP})?"), rules

@@ -1,0 +1,90 @@
+"""Which tools a request offers and whether the model must call one: `tools`, `tool_choice`, `parallel_tool_calls`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from backends.protocol import ChatRequest, InvalidRequest, Json
+from engine.server.errors import unsupported
+from engine.server.tools.families import Tool
+
+_NAME = re.compile(r"[\w.:-]{1,64}", re.ASCII)
+_CHOICES = 'must be "none", "auto", "required" or {"type": "function", "function": {"name": …}}'
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What may be called. `definitions`: as the client sent them, for the template."""
+
+    tools: tuple[Tool, ...]
+    definitions: list[Json]
+    required: bool
+    several: bool
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the calls of the answer must be kept to a grammar even where the model is free to make none."""
+        return not self.several or any(tool.strict for tool in self.tools)
+
+
+def read_tools(request: ChatRequest) -> ToolUse | None:
+    """None where no tool may be called.
+
+    Raises:
+        InvalidRequest: a definition or the choice is not understood.
+        ApiError: a kind of tool or of choice that this engine does not have.
+    """
+    definitions = request.tools or []
+    tools = [_tool(definition, f"tools[{i}]") for i, definition in enumerate(definitions)]
+    names = [tool.name for tool in tools]
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise InvalidRequest(f"Two tools are called '{name}'.", param=f"tools[{i}].function.name")
+    choice = request.tool_choice
+    if not tools or choice == "none":
+        return None
+    named = None
+    if isinstance(choice, dict):
+        named = _named(choice, names)
+    elif choice not in (None, "auto", "required"):
+        raise InvalidRequest(f"'tool_choice' {_CHOICES}.", param="tool_choice")
+    return ToolUse(
+        tools=tuple(tool for tool in tools if named in (None, tool.name)),
+        definitions=definitions,
+        required=named is not None or choice == "required",
+        several=request.parallel_tool_calls is not False and named is None,
+    )
+
+
+def _tool(definition: Json, where: str) -> Tool:
+    kind = definition.get("type")
+    if kind != "function":
+        raise unsupported(f"{where}.type", 'Tools are of type "function".', what=f"'{str(kind)[:64]}'")
+    function = definition.get("function")
+    if not isinstance(function, dict):
+        raise InvalidRequest(f"'{where}.function' must be an object with a 'name'.", param=f"{where}.function")
+    name = function.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"'{where}.function.name' must have 1 to 64 letters, digits and '_', '-', '.' or ':'.",
+            param=f"{where}.function.name",
+        )
+    parameters = function.get("parameters")
+    if parameters is not None and not isinstance(parameters, dict):
+        where = f"{where}.function.parameters"
+        raise InvalidRequest(f"'{where}' must be a JSON schema.", param=where, code="invalid_type")
+    return Tool(name, parameters or {"type": "object", "properties": {}}, function.get("strict") is True)
+
+
+def _named(choice: Json, names: list[str]) -> str:
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    if choice.get("type") != "function" or not isinstance(name, str):
+        raise InvalidRequest(f"'tool_choice' {_CHOICES}.", param="tool_choice")
+    if name not in names:
+        raise InvalidRequest(
+            f"'tool_choice' names '{name[:64]}', but the tools are {', '.join(names)[:300]}.",
+            param="tool_choice.function.name",
+        )
+    return name
