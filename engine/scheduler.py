@@ -17,159 +17,24 @@ Call `schedule`, run the plan, then call `update` or `fail_step`; `add` and `abo
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from heapq import merge
-from types import MappingProxyType
 
-from msgspec.structs import replace
-
-from engine.beams import Beams, check_beams
-from engine.block_pool import PoolCorrupt
+from engine.beams import Beams
 from engine.ending import ending
-from engine.limits import NeverFits, QueueFull, SchedulerConfig, check_length
-from engine.messages import NewRequest, Output
-from engine.prefix_cache import PrefixCache
-from engine.request import Request, RequestStatus, check_request
-from engine.siblings import Siblings
-from engine.spec.speculator import Speculator
-from engine.types import FinishReason, GrammarFailed, RowResult, StepPlan, StepRow, TokenMasks
+from engine.messages import Output
+from engine.request import Request, RequestStatus
+from engine.roster import Roster, by_arrival
+from engine.types import FinishReason, GrammarFailed, RowResult, StepPlan, StepRow
 
 
 class SchedulerStalled(RuntimeError):
     """There is work but nothing can run: a bug. The core fails the requests instead of spinning."""
 
 
-@dataclass(slots=True)
-class SchedulerStats:
-    """Cumulative counters."""
-
-    prefill_tokens: int = 0  # computed without yielding a token: prompts, and recomputation after preemption
-    generated_tokens: int = 0
-    preemptions: int = 0
-    recomputed_tokens: int = 0  # tokens whose KV was thrown away by a preemption (a part may come back as a hit)
-    aborts: int = 0
-
-
-class Scheduler:
-    """Owns all requests from `add` until their last output."""
-
-    def __init__(
-        self,
-        config: SchedulerConfig,
-        cache: PrefixCache,
-        *,
-        eos_token_ids: frozenset[int],
-        speculator: Speculator | None = None,
-    ) -> None:
-        self.config = config
-        self.cache = cache
-        self.speculator = speculator or Speculator()
-        self.stats = SchedulerStats()
-        # What one sequence can hold at most, so that the oldest request alone always fits.
-        self.max_total_tokens = min(config.max_model_len, cache.pool.total * cache.block_size)
-        self._eos_token_ids = eos_token_ids
-        self._requests: dict[int, Request] = {}
-        # Both sorted by arrival.
-        self._waiting: list[Request] = []
-        self._running: list[Request] = []
-        self._siblings = Siblings(cache)
-        self._beams: dict[int, Beams] = {}  # by the requests that asked for them
-        self._last_beam_id = 0
-        self._in_flight: list[Request] = []
-        self._finished_ids: list[int] = []
-        self._arrivals = 0
-
-    @property
-    def num_running(self) -> int:
-        return len(self._running)
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self._running or self._waiting)
-
-    def requests(self) -> Iterable[Request]:
-        """All living requests, for checks."""
-        return self._requests.values()
-
-    # --- admission -----------------------------------------------------------------------------------------------
-
-    def add(self, new: Sequence[NewRequest], grammars: Mapping[int, TokenMasks] = MappingProxyType({})) -> None:
-        """Admit all of these requests or none. `grammars`: the compiled ones, by request id.
-
-        Raises:
-            NeverFits: a prompt is empty or too long for the model's context or for the page pool, or there are more
-                requests than queue and batch hold together.
-            QueueFull: too many requests wait already.
-        """
-        for request in new:
-            if request.params.beam is not None:
-                check_beams(request, max_num_seqs=self.config.max_num_seqs, room=self._room(request))
-            if request.request_id in self._requests or request.request_id in self._beams:
-                raise NeverFits(f"Request id {request.request_id} is in use.")
-            check_length(len(request.prompt_token_ids), self.config, self.cache.pool.total, self.cache.block_size)
-        if len({request.request_id for request in new}) != len(new):
-            raise NeverFits("Two requests have the same id.")
-        free_rows = self.config.max_num_seqs - len(self._running)
-        most = self.config.max_num_seqs + self.config.max_waiting
-        if len(new) > most:
-            raise NeverFits(f"{len(new)} answers asked for at once; this engine holds at most {most} requests.")
-        if len(self._waiting) + len(new) > self.config.max_waiting + free_rows:
-            raise QueueFull(
-                f"{len(self._waiting)} requests are waiting and {len(self._running)} running; "
-                f"the queue holds {self.config.max_waiting}."
-            )
-        groups: dict[int, list[NewRequest]] = {}
-        for place, request in enumerate(new):
-            groups.setdefault(-place - 1 if request.group is None else request.group, []).append(request)
-        for group in groups.values():
-            if group[0].params.beam is not None:
-                self._admit_beams(group, self._room(group[0]))
-            else:
-                self._siblings.join([self._admit(request, grammars.get(request.request_id)) for request in group])
-
-    def _room(self, new: NewRequest) -> int:
-        """Tokens that one sequence can have. Beams divide the pages among them, so that all of them always fit."""
-        if new.params.beam is None:
-            return self.max_total_tokens
-        return min(self.max_total_tokens, self.cache.pool.total // new.params.beam.width * self.cache.block_size)
-
-    def _admit_beams(self, new: Sequence[NewRequest], room: int) -> None:
-        beams = Beams.of(new, room=room, eos_token_ids=self._eos_token_ids)
-        self._beams.update((request_id, beams) for request_id in beams.request_ids)
-        first = self._admit(replace(new[0], request_id=self._beam_id(), params=beams.params), None)
-        first.beams, first.num_rows = beams, beams.width
-        beams.live = [first]
-
-    def _beam_id(self) -> int:
-        """Beams are requests of the scheduler's own: below all that others give."""
-        self._last_beam_id -= 1
-        return self._last_beam_id
-
-    def _admit(self, new: NewRequest, grammar: TokenMasks | None) -> Request:
-        prompt = list(new.prompt_token_ids)
-        self._arrivals += 1
-        request = Request(
-            request_id=new.request_id,
-            arrival=self._arrivals,
-            token_ids=prompt,
-            num_prompt_tokens=len(prompt),
-            params=new.params,
-            max_total_tokens=min(len(prompt) + new.params.max_tokens, self.max_total_tokens),
-            cache_root=self.cache.root(new.cache_salt),
-            prediction=new.prediction,
-            grammar=grammar,
-        )
-        request.expected_prefill = len(prompt) - len(self.cache.match(request)) * self.cache.block_size
-        self._requests[request.request_id] = request
-        self._waiting.append(request)
-        return request
+class Scheduler(Roster):
+    """Owns all requests from `add` until their last output. Where they stand meanwhile: see `Roster`."""
 
     # --- one step ------------------------------------------------------------------------------------------------
 
@@ -189,7 +54,7 @@ class Scheduler:
         wanted = self._wanted_drafts(counts, chunks, budget)
         budget -= sum(wanted.values())
         half = budget // 2
-        oldest_first = merge(chunks, list(self._waiting), key=_arrival)
+        oldest_first = merge(chunks, list(self._waiting), key=by_arrival)
         if self._grant(oldest_first, budget - half, counts) == 0:  # or all have what they need
             self._grant(self._shortest_first(counts), half, counts)
         if not counts and self._running:
@@ -249,42 +114,6 @@ class Scheduler:
             missing[request] = 1 if self._siblings.can_share(request) else request.expected_prefill
         return sorted((r for r in missing if missing[r]), key=lambda r: (missing[r], r.arrival))
 
-    def _start(self, request: Request) -> bool:
-        """Let a waiting request run; False if there is no row, or no room for its whole prompt: it would be preempted.
-
-        NOTE: it leaves room for all that has started, and for the oldest that waits. So those who overtake never keep
-        anybody waiting: once the oldest finds no room, nobody starts before it.
-        """
-        if sum(r.num_rows for r in self._running) + request.num_rows > self.config.max_num_seqs:
-            return False
-        oldest = next(r for r in self._waiting if not self._siblings.waits(r))
-        promised = 0 if oldest is request else self.cache.pages_for(oldest.num_tokens)
-        while not self._take_pages(request, promised):
-            # What is held for siblings that came later must not keep the oldest waiting, nor be all that is left.
-            if oldest is not request or not self._siblings.drop(but=request if self._running else None):
-                return False
-        self._waiting.remove(request)
-        request.status = RequestStatus.RUNNING
-        insort(self._running, request, key=_arrival)
-        return True
-
-    def _take_pages(self, request: Request, promised: int) -> bool:
-        """Give a waiting request what is computed of it already, if the rest of it finds room, too."""
-        promised += sum(self.cache.missing(r, r.num_tokens) for r in self._running)
-        if self._siblings.can_share(request):
-            if promised >= self.cache.num_available:  # it will take one page
-                return False
-            self._siblings.share(request)
-        else:
-            self._siblings.waits(request)  # it leads now, if its siblings have lost their pages
-            matched = self.cache.match(request)
-            if not self.cache.fits(request.num_tokens, matched, promised):
-                return False
-            self.cache.adopt(request, matched, count=request.num_cached_tokens is None)
-        if request.num_cached_tokens is None:
-            request.num_cached_tokens = request.num_computed_tokens
-        return True
-
     def _plan(self, counts: dict[Request, int], drafts: dict[Request, list[int]]) -> StepPlan:
         single: list[StepRow] = []
         longer: list[StepRow] = []
@@ -311,20 +140,6 @@ class Scheduler:
         if not counts:  # nothing runs, so nobody would read them
             self._finished_ids, finished = finished, []
         return StepPlan(single + longer, finished, self.cache.take_copies())
-
-    def _preempt(self, victim: Request) -> None:
-        self._running.remove(victim)
-        self.stats.preemptions += 1
-        self.stats.recomputed_tokens += victim.num_computed_tokens
-        victim.num_preemptions += 1
-        victim.status = RequestStatus.WAITING
-        # Its full pages stay in the cache until the room is needed, so that resuming is mostly a hit.
-        self.cache.release(victim)
-        self.speculator.forget(victim)
-        if victim.beams is not None:
-            victim.beams.lose(victim)
-        victim.expected_prefill = victim.num_tokens
-        insort(self._waiting, victim, key=_arrival)
 
     # --- results -------------------------------------------------------------------------------------------------
 
@@ -392,21 +207,6 @@ class Scheduler:
                 if beams.leave(request_id):
                     self._end_beams(beams)
 
-    def check(self) -> None:
-        """Verify every invariant; for tests and for the idle engine.
-
-        Raises:
-            PoolCorrupt: with the numbers that do not agree.
-        """
-        holders = {request.request_id: request for request in (*self._requests.values(), *self._in_flight)}
-        self.cache.check((*holders.values(), *self._siblings.holders()))
-        for request in self._requests.values():
-            check_request(request, self.cache.block_size)
-        if len(self._running) + len(self._waiting) != len(self._requests):
-            raise PoolCorrupt(
-                f"{len(self._running)} running + {len(self._waiting)} waiting != {len(self._requests)} requests"
-            )
-
     def _append(self, request: Request, row: StepRow, result: RowResult) -> Output:
         """Take over the tokens that a row yielded: those of its drafts that held, and one more."""
         count, reason = ending(request, result.token_ids, self._eos_token_ids)
@@ -468,14 +268,6 @@ class Scheduler:
             beams.live.append(beam)
         return []
 
-    def _fork(self, parent: Request) -> Request:
-        """Another request with the same tokens and pages. A page is copied when one of the two writes to it."""
-        child = parent.copy(self._beam_id())
-        self.cache.fork(parent.block_table, child, parent.num_computed_tokens)
-        self._requests[child.request_id] = child
-        insort(self._running, child, key=_arrival)
-        return child
-
     def _end_beams(self, beams: Beams, error: str | None = None) -> list[Output]:
         for beam in beams.live:
             self._finish(beam, FinishReason.STOP if error is None else FinishReason.ERROR)
@@ -488,32 +280,3 @@ class Scheduler:
         if request.beams is not None:
             return self._end_beams(request.beams, error)
         return [self._finish(request, FinishReason.ERROR, error)]
-
-    def _finish(self, request: Request, reason: FinishReason, error: str | None = None) -> Output:
-        """The one way out: remove the request from every list and let go of its pages."""
-        if request.status is RequestStatus.RUNNING:
-            self._running.remove(request)
-        else:
-            self._waiting.remove(request)
-        del self._requests[request.request_id]
-        request.status = RequestStatus.FINISHED
-        request.finish_reason = reason
-        self._finished_ids.append(request.request_id)
-        self.speculator.forget(request)
-        self._siblings.leave(request)
-        # NOTE: the pages of a request in flight are still being written. `_land` releases them.
-        if not request.in_flight:
-            self.cache.release(request)
-        return Output(request.request_id, [], finish_reason=reason, error=error)
-
-    def _land(self) -> None:
-        """The step is over: nothing is written any more, so what ended meanwhile can go."""
-        for request in self._in_flight:
-            request.in_flight = False
-            if request.is_finished:
-                self.cache.release(request)
-        self._in_flight = []
-
-
-def _arrival(request: Request) -> int:
-    return request.arrival
