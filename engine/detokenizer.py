@@ -78,8 +78,12 @@ class Detokenizer:
         include_stop: bool = False,
         min_tokens: int = 0,
         skip_special: bool = True,
+        opens_with_space: bool = False,
     ) -> None:
-        """Raises ValueError for an empty stop string."""
+        """`opens_with_space`: a space that the text begins with is the model's and no part of it.
+
+        Raises ValueError for an empty stop string.
+        """
         if any(not text for text in stop):
             raise ValueError("a stop string must not be empty")
         self._vocabulary = vocabulary
@@ -87,6 +91,7 @@ class Detokenizer:
         self._longest_stop = max((len(text) for text in stop), default=0)
         self._include_stop = include_stop
         self._min_tokens = min_tokens
+        self._opens_with_space = opens_with_space
         self._hidden = vocabulary.special_ids if skip_special else frozenset[int]()
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._tail = ""  # decoded text that is not emitted yet
@@ -132,7 +137,10 @@ class Detokenizer:
         # A character that is still incomplete belongs to the token that began it.
         start = self._emitted + before
         if not hide and token_id not in self._hidden:
-            self._tail += self._decoder.decode(self._vocabulary.token_bytes(token_id))
+            data = self._vocabulary.token_bytes(token_id)
+            if self._opens_with_space and data:
+                data, self._opens_with_space = data.removeprefix(b" "), False
+            self._tail += self._decoder.decode(data)
         incomplete = bool(self._decoder.getstate()[0])
         self._pending.append(_Pending(token_id, logprob, start, self._emitted + len(self._tail) + incomplete))
         self.num_tokens += 1

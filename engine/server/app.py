@@ -254,6 +254,7 @@ class EngineServer:
             include_stop=options.include_stop,
             min_tokens=params.min_tokens,
             skip_special=options.skip_special,
+            opens_with_space=self._model.tokenizer.opens_with_space(prompt),
         )
         return Generation(prompt, params, detokenizer, options.cache_salt, group if options.best_of > 1 else None)
 

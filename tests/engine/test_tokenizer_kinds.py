@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 import unicodedata
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
 import transformers
 from tokenizers import decoders, models
 
+from engine.detokenizer import Delta, Detokenizer
 from engine.loader import ModelFileError, ModelInfo, TokenizerData, read_info
 from engine.loader.folder import Folder
 from engine.loader.hf_tokenizer import read_tokenizer
 from engine.loader.info import BYTE, CONTROL, NORMAL, USER_DEFINED
 from engine.tokenizer import Tokenizer
+from engine.types import FinishReason
 from tests.engine.tokenizer_kinds import (
     BOS,
     END,
@@ -296,3 +300,68 @@ def test_kinds_that_cannot_be_streamed_are_refused(info: ModelInfo, tmp_path: Pa
     library.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ModelFileError, match="decoder 'WordPiece' is not supported"):
         Tokenizer(dataclasses.replace(info, tokenizer=read_tokenizer(Folder(tmp_path), {}, 100)))
+
+
+def streamed(tokenizer: Tokenizer, ids: list[int], sizes: list[int], **options: Any) -> list[Delta]:
+    """The deltas of `ids` pushed in groups of `sizes`, over and over."""
+    detokenizer = Detokenizer(tokenizer, opens_with_space=tokenizer.opens_with_space([]), **options)
+    deltas: list[Delta] = []
+    at = 0
+    for size in cycle(sizes):
+        group = ids[at : at + size]
+        at += size
+        deltas.append(detokenizer.push(group, finish_reason=FinishReason.LENGTH if at >= len(ids) else None))
+        if detokenizer.is_finished:
+            return deltas
+    raise AssertionError("unreachable")
+
+
+def text_of(deltas: list[Delta]) -> str:
+    return "".join(delta.text for delta in deltas)
+
+
+@KINDS
+def test_a_stream_is_the_text_of_all_its_tokens(kind: str, all_kinds: dict[str, Tokenizer]) -> None:
+    tokenizer = all_kinds[kind]
+    for text in TEXTS:
+        ids = tokenizer.encode(text, add_special=False)
+        for sizes in ([1], [2], [1, 3, 7]):
+            deltas = streamed(tokenizer, ids, sizes)
+            assert text_of(deltas) == tokenizer.decode(ids), text
+            assert not any("\ufffd" in delta.text for delta in deltas), "no character is split"
+            assert [i for delta in deltas for i in delta.token_ids] == ids
+
+
+@KINDS
+def test_any_tokens_whatever_stream_as_they_decode(kind: str, all_kinds: dict[str, Tokenizer]) -> None:
+    tokenizer = all_kinds[kind]
+    chosen = random.Random(kind)
+    for _ in range(200):
+        ids = chosen.choices(range(tokenizer.vocab_size), k=chosen.randint(1, 12))  # broken characters among them
+        skip = chosen.random() < 0.5
+        assert text_of(streamed(tokenizer, ids, [chosen.randint(1, 3)], skip_special=skip)) == tokenizer.decode(
+            ids, skip_special=skip
+        )
+
+
+@KINDS
+def test_stop_strings_cut_at_every_alignment(kind: str, all_kinds: dict[str, Tokenizer]) -> None:
+    tokenizer = all_kinds[kind]
+    for text in (t for t in TEXTS if 5 < len(t) < 60):
+        ids = tokenizer.encode(text, add_special=False)
+        whole = tokenizer.decode(ids)
+        for start in range(0, len(whole) - 2, 3):
+            stop = whole[start : start + 3]
+            assert text_of(streamed(tokenizer, ids, [1], stop=[stop])) == whole[: whole.find(stop)]
+        counted = streamed(tokenizer, ids, [1], stop=[whole[-1:]], min_tokens=len(ids))
+        assert sum(len(delta.token_ids) for delta in counted) == len(ids), "nothing stops before min_tokens"
+
+
+def test_a_space_belongs_to_the_model_only_where_it_would_put_one(all_kinds: dict[str, Tokenizer]) -> None:
+    always, first, never = (all_kinds[kind] for kind in ("space always", "space first", "space never"))
+    for tokenizer in (always, first, never):
+        end = tokenizer.encode(END, add_special=False)
+        letter = tokenizer.encode("a", add_special=False)
+        assert tokenizer.opens_with_space([]) == (tokenizer is not never)
+        assert tokenizer.opens_with_space(end) == (tokenizer is always)
+        assert not tokenizer.opens_with_space([*end, *letter])
