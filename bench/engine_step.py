@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import torch
 
     from engine.layers.linear import Linear
+    from engine.layers.mlp import GatedMlp
+    from engine.layers.moe import MixtureOfExperts
     from engine.runner import ModelRunner
 
 PARTS = ("linears", "output", "attention", "small_ops", "sampling", "host")
@@ -93,17 +95,33 @@ def instrument(runner: ModelRunner, stopwatch: Stopwatch) -> None:
             layer,
             qkv=_TimedLinear(layer.qkv, stopwatch, "linears"),
             attention_output=_TimedLinear(layer.attention_output, stopwatch, "linears"),
-            gate_up=_TimedLinear(layer.gate_up, stopwatch, "linears"),
-            down=_TimedLinear(layer.down, stopwatch, "linears"),
+            mlp=_timed_mlp(layer.mlp, stopwatch),
         )
         for layer in decoder.layers
     ]
     decoder.output = _TimedLinear(decoder.output, stopwatch, "output")
-    small = ("rms_norm", "add_rms_norm", "rotary", "silu_mul")
+    small = ("rms_norm", "add_rms_norm", "rotary", "gated")
     decoder.ops = _Wrapped(decoder.ops, stopwatch, "small_ops", small)
     attention: Any = _Wrapped(runner.attention, stopwatch, "attention", ("begin", "forward"))
     decoder.attention = runner.attention = attention
     runner.sampler.sample = stopwatch.wrap("sampling", runner.sampler.sample)  # type: ignore[method-assign]
+
+
+def _timed_mlp(mlp: GatedMlp | MixtureOfExperts, stopwatch: Stopwatch) -> GatedMlp | MixtureOfExperts:
+    """The same network with timed products; of experts, each one's."""
+    from engine.layers.moe import MixtureOfExperts
+
+    if isinstance(mlp, MixtureOfExperts):
+        return dataclasses.replace(mlp, experts=[_timed_network(expert, stopwatch) for expert in mlp.experts])
+    return _timed_network(mlp, stopwatch)
+
+
+def _timed_network(mlp: GatedMlp, stopwatch: Stopwatch) -> GatedMlp:
+    return dataclasses.replace(
+        mlp,
+        gate_up=_TimedLinear(mlp.gate_up, stopwatch, "linears"),
+        down=_TimedLinear(mlp.down, stopwatch, "linears"),
+    )
 
 
 def decode_plan(runner: ModelRunner, rows: int, context: int, params: SamplingParams) -> StepPlan:

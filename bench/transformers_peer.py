@@ -23,6 +23,7 @@ from bench.engine import ANSWER_TOKENS, PROMPT_TOKENS, VOCABULARY, WARM_UP_TOKEN
 from bench.report import Row
 from engine.loader.families import GgufTensors
 from engine.loader.gguf import GgufFile
+from engine.models.tensors import NetworkTensors
 
 
 def load(path: Path, dtype: torch.dtype) -> Any:
@@ -46,7 +47,7 @@ def load(path: Path, dtype: torch.dtype) -> Any:
         max_position_embeddings=spec.max_position,
         rms_norm_eps=spec.norm_eps,
         tie_word_embeddings=spec.tied_embeddings,
-        rope_parameters={"rope_type": "default", "rope_theta": spec.rope.theta},
+        rope_parameters={"rope_type": "default", "rope_theta": spec.ropes[0].theta},
     )
     model = transformers.LlamaForCausalLM(config)
     state = {
@@ -61,9 +62,11 @@ def load(path: Path, dtype: torch.dtype) -> Any:
         for name, tensor in zip("qkv", layer.qkv, strict=True):
             state[f"{prefix}self_attn.{name}_proj.weight"] = tensor.dequantize()
         state[prefix + "self_attn.o_proj.weight"] = layer.attention_output.dequantize()
-        for name, tensor in zip(("gate", "up"), layer.gate_up, strict=True):
+        if not isinstance(layer.mlp, NetworkTensors):
+            raise ValueError(f"{path}: the peer knows no experts")
+        for name, tensor in zip(("gate", "up"), layer.mlp.gate_up, strict=True):
             state[f"{prefix}mlp.{name}_proj.weight"] = tensor.dequantize()
-        state[prefix + "mlp.down_proj.weight"] = layer.down.dequantize()
+        state[prefix + "mlp.down_proj.weight"] = layer.mlp.down.dequantize()
     model.load_state_dict({name: torch.from_numpy(values) for name, values in state.items()})
     return model.to(dtype).eval()
 

@@ -17,7 +17,7 @@ from engine.quant.matrix import PIECE_VALUES
 
 # Share of the memory free after loading that the KV cache may take when no budget is given.
 _CPU_SHARE = 0.25
-_GPU_SHARE = 0.90
+GPU_SHARE = 0.90
 # While a piece of a matrix is decoded: its values, their integers and the scales, spread out.
 _DECODING_COPIES = 4
 
@@ -78,7 +78,7 @@ def choose_num_blocks(
     """
     block_bytes = bytes_per_token * block_size
     per_sequence = -(-max_model_len // block_size)
-    share = int(free_bytes * (_GPU_SHARE if on_gpu else _CPU_SHARE))
+    share = int(free_bytes * (GPU_SHARE if on_gpu else _CPU_SHARE))
     budget = share if budget_bytes is None else budget_bytes
     blocks = budget // block_bytes
     if budget_bytes is None:
@@ -150,7 +150,7 @@ class Demand:
             packed_bytes=packed,
             dense_bytes=dense,
             embedding_bytes=spec.vocab_size * spec.hidden_size * storage.element_bytes,
-            table_bytes=4 * (norms + self.max_model_len * spec.rope.rotary_dim),
+            table_bytes=4 * (norms + self.max_model_len * sum(rope.rotary_dim for rope in spec.ropes)),
             # On a GPU the pieces are made in main memory, one matrix at a time.
             loading_bytes=0 if storage.on_gpu else loading + 4 * _DECODING_COPIES * PIECE_VALUES,
             scratch_bytes=scratch_bytes(spec, self.max_num_batched_tokens, self.max_num_seqs, storage.element_bytes),

@@ -58,6 +58,7 @@ def decode_kernel(
     k_ptr: tl.tensor,
     v_ptr: tl.tensor,
     table_ptr: tl.tensor,
+    sinks_ptr: tl.tensor,
     seq_lens_ptr: tl.tensor,
     max_splits: tl.tensor,
     scale: tl.tensor,
@@ -75,6 +76,7 @@ def decode_kernel(
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
     SPLIT_SIZE: tl.constexpr,
     FIXED_SIZE: tl.constexpr,
     DIRECT: tl.constexpr,
@@ -114,10 +116,11 @@ def decode_kernel(
     tail_start = key_start
     if WINDOW == 0:
         tail_start = key_start + (key_end - key_start) // BLOCK_N * BLOCK_N
+    sink_rows = tl.where(split == 0, GROUP, 0)
     result, row_max, row_sum = attend_keys(
         query, query_pos, key_start, tail_start, key_end, kv_head, k_ptr, v_ptr,
-        table_ptr + seq.to(tl.int64) * stride_table, stride_page, stride_token, scale, HEAD_DIM, HEAD_DIM_PADDED,
-        PAGE_SIZE, BLOCK_M, BLOCK_N, WINDOW, SOFTCAP, UPCAST,
+        table_ptr + seq.to(tl.int64) * stride_table, sinks_ptr, head, row < sink_rows, stride_page, stride_token,
+        scale, HEAD_DIM, HEAD_DIM_PADDED, PAGE_SIZE, BLOCK_M, BLOCK_N, WINDOW, SOFTCAP, SINKS, UPCAST,
     )  # fmt: skip
     if DIRECT:
         tl.store(out_ptr + out_row[:, None] * HEAD_DIM + dims[None, :], result.to(out_ptr.dtype.element_ty), mask=kept)
@@ -193,6 +196,7 @@ def decode_launches(
     split_rule: SplitRule,
     window: int = 0,
     softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
     upcast: bool = False,
 ) -> list[Launch]:
     """The launches, in order, that attend for one new token per sequence; `paged_attention_reference` is the meaning.
@@ -227,6 +231,7 @@ def decode_launches(
             "k_ptr": k_cache,
             "v_ptr": v_cache,
             "table_ptr": block_tables,
+            "sinks_ptr": q if sinks is None else sinks,  # not touched without SINKS
             "seq_lens_ptr": seq_lens,
             "max_splits": max_splits,
             "scale": scale,
@@ -244,6 +249,7 @@ def decode_launches(
             "PAGE_SIZE": block_size,
             "BLOCK_M": max(16, next_power_of_2(group)),
             "SOFTCAP": softcap,
+            "SINKS": sinks is not None,
             "DIRECT": direct,
             "UPCAST": upcast,
             **splitting,

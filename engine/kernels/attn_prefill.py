@@ -47,6 +47,7 @@ def prefill_kernel(
     k_ptr: tl.tensor,
     v_ptr: tl.tensor,
     table_ptr: tl.tensor,
+    sinks_ptr: tl.tensor,
     query_starts_ptr: tl.tensor,
     seq_lens_ptr: tl.tensor,
     num_seqs: tl.tensor,
@@ -65,6 +66,7 @@ def prefill_kernel(
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
     UPCAST: tl.constexpr,
 ) -> None:
     """BLOCK_M query rows of one KV head. Grid: (at least all query blocks, KV heads)."""
@@ -102,8 +104,8 @@ def prefill_kernel(
         tail_start = (context_len + first_query + 1) // BLOCK_N * BLOCK_N
     result, _row_max, _row_sum = attend_keys(
         query, query_pos, 0, tail_start, key_end, kv_head, k_ptr, v_ptr,
-        table_ptr + seq.to(tl.int64) * stride_table, stride_page, stride_token, scale, HEAD_DIM, HEAD_DIM_PADDED,
-        PAGE_SIZE, BLOCK_M, BLOCK_N, WINDOW, SOFTCAP, UPCAST,
+        table_ptr + seq.to(tl.int64) * stride_table, sinks_ptr, head, kept_row, stride_page, stride_token, scale,
+        HEAD_DIM, HEAD_DIM_PADDED, PAGE_SIZE, BLOCK_M, BLOCK_N, WINDOW, SOFTCAP, SINKS, UPCAST,
     )  # fmt: skip
     out = out_ptr + (token * HEADS + head)[:, None] * HEAD_DIM + dims[None, :]
     tl.store(out, result.to(out_ptr.dtype.element_ty), mask=kept)
@@ -122,6 +124,7 @@ def prefill_launch(
     tile: PrefillTile,
     window: int = 0,
     softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
     upcast: bool = False,
 ) -> Launch:
     """The launch that attends for several new tokens per sequence; `paged_attention_reference` is the meaning.
@@ -146,6 +149,7 @@ def prefill_launch(
             "k_ptr": k_cache,
             "v_ptr": v_cache,
             "table_ptr": block_tables,
+            "sinks_ptr": q if sinks is None else sinks,  # not touched without SINKS
             "query_starts_ptr": query_starts,
             "seq_lens_ptr": seq_lens,
             "num_seqs": seqs,
@@ -166,6 +170,7 @@ def prefill_launch(
             "BLOCK_N": tile.block_n,
             "WINDOW": window,
             "SOFTCAP": softcap,
+            "SINKS": sinks is not None,
             "UPCAST": upcast,
         },
         num_warps=tile.num_warps,

@@ -116,6 +116,9 @@ def attend_keys(
     k_ptr: tl.tensor,
     v_ptr: tl.tensor,
     table_ptr: tl.tensor,
+    sinks_ptr: tl.tensor,
+    head: tl.tensor,
+    has_sink: tl.tensor,
     stride_page: tl.tensor,
     stride_token: tl.tensor,
     scale: tl.tensor,
@@ -126,6 +129,7 @@ def attend_keys(
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
     UPCAST: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:
     """`BLOCK_M` query rows over keys `key_start .. key_end - 1` of `kv_head`: `(result, row_max, row_sum)`.
@@ -133,9 +137,16 @@ def attend_keys(
     Every row must see the keys before `tail_start`, a whole number of tiles: they are attended without a mask. With a
     window no key is such, and `tail_start` is where the keys begin. result: float32 `[BLOCK_M, HEAD_DIM_PADDED]`,
     divided by row_sum. k_ptr, v_ptr: the cache; table_ptr: the sequence's row; the rest as for `attend`.
+
+    With SINKS the rows for which has_sink (`[BLOCK_M]`) holds begin with the score `sinks[head]`, which has no value
+    (arXiv 2309.17453): a sequence in several splits has it in one of them.
     """
     row_max = tl.full([BLOCK_M], NO_SCORE, tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
+    if SINKS:
+        sink = tl.load(sinks_ptr + head, mask=has_sink, other=0.0).to(tl.float32)
+        row_max = tl.where(has_sink, sink * 1.4426950408889634, row_max)
+        row_sum = tl.where(has_sink, 1.0, row_sum)
     acc = tl.zeros([BLOCK_M, HEAD_DIM_PADDED], tl.float32)
     k_head_ptr = k_ptr + kv_head * HEAD_DIM
     v_head_ptr = v_ptr + kv_head * HEAD_DIM
@@ -163,12 +174,14 @@ def paged_attention_reference(
     *,
     window: int = 0,
     softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """What `attn_decode` and `attn_prefill` compute, in plain float32 torch, sequence by sequence.
 
     q: `[tokens, heads, head_dim]`; k_cache, v_cache: `[num_blocks, block_size, kv_heads, head_dim]`; block_tables:
     `[seqs, width]`; query_starts: `[seqs + 1]`; seq_lens: `[seqs]`, keys the sequence's last token sees. The queries
-    are the sequence's last tokens. Query head `h` attends over KV head `h // (heads // kv_heads)`.
+    are the sequence's last tokens. Query head `h` attends over KV head `h // (heads // kv_heads)`. sinks: `[heads]`, a
+    score per head without a value.
     Returns float32 `[tokens, heads, head_dim]`; rows of a sequence without keys are zero.
     """
     out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
@@ -189,6 +202,9 @@ def paged_attention_reference(
         hidden = position[None, :] > query_pos
         if window > 0:
             hidden |= position[None, :] <= query_pos - window
-        weight = score.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+        score = score.masked_fill(hidden, float("-inf"))
+        if sinks is not None:
+            score = torch.cat((score, sinks.float()[:, None, None].expand(-1, last - first, 1)), dim=-1)
+        weight = score.softmax(dim=-1)[..., :seq_len]
         out[first:last] = torch.einsum("hqk,khd->qhd", weight, value)
     return out

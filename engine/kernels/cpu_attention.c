@@ -26,6 +26,13 @@
 #define TILE_SUMS 12
 #endif
 
+INLINE long keys_seen(const attention_args *a, long token) { return a->token_end[token] - a->token_first[token]; }
+
+/* What a head's sink adds to the sum of weights whose maximum is `maximum`. */
+INLINE float sink_weight(const attention_args *a, long head, float maximum) {
+    return a->sinks ? expf(a->sinks[head] - maximum) : 0;
+}
+
 /* The weighted values of one chunk, before the division by their sum, then their maximum and sum. */
 INLINE float *partial(const attention_args *a, long token, long head, long chunk) {
     return a->partials + ((token * a->heads + head) * a->max_chunks + chunk) * (a->head_dim + 2);
@@ -205,12 +212,12 @@ INLINE void pass(const attention_args *a, block_args b, const long *offsets, lon
 
 /* One token over the keys of one chunk. Writes the result, or with several chunks its unnormalised form, to the partials. */
 INLINE void attend(const attention_args *a, long token, long chunk, long head_dim, int usual, int type) {
-    long keys = a->token_keys[token], first = chunk * CHUNK, length = keys - first < CHUNK ? keys - first : CHUNK;
+    long keys = keys_seen(a, token), done = chunk * CHUNK, length = keys - done < CHUNK ? keys - done : CHUNK;
     long padded = (length + LANES - 1) / LANES * LANES, width = a->heads * head_dim, offsets[CHUNK];
     float scores[a->heads * CHUNK] __attribute__((aligned(64)));
     float q[width] __attribute__((aligned(64))), acc[width] __attribute__((aligned(64)));
 
-    locate_keys(a, token, first, length, offsets);
+    locate_keys(a, token, a->token_first[token] + done, length, offsets);
     for (long i = 0; i < width; i += LANES) {
         store(q, i, load(a->q, token * a->token_stride + i, type) * a->scale, F32);
         store(acc, i, (f32v){0}, F32);
@@ -222,8 +229,9 @@ INLINE void attend(const attention_args *a, long token, long chunk, long head_di
     pass(a, block, offsets, length, 1, head_dim, usual, type);
     for (long h = 0; h < a->heads; h++) {
         if (keys <= CHUNK) {
+            float sum = sums[h] + sink_weight(a, h, maxima[h]);
             for (long i = h * head_dim; i < (h + 1) * head_dim; i += LANES)
-                store(a->out, token * a->out_stride + i, load(acc, i, F32) / sums[h], type);
+                store(a->out, token * a->out_stride + i, load(acc, i, F32) / sum, type);
         } else {
             float *to = partial(a, token, h, chunk);
             memcpy(to, acc + h * head_dim, head_dim * sizeof(float));
@@ -234,7 +242,7 @@ INLINE void attend(const attention_args *a, long token, long chunk, long head_di
 }
 
 INLINE void join_chunks(const attention_args *a, long token, long head, int type) {
-    long head_dim = a->head_dim, chunks = (a->token_keys[token] + CHUNK - 1) / CHUNK;
+    long head_dim = a->head_dim, chunks = (keys_seen(a, token) + CHUNK - 1) / CHUNK;
     const float *part = partial(a, token, head, 0);
     float maximum = part[head_dim], sum = 0;
     for (long c = 1; c < chunks; c++) {
@@ -248,6 +256,7 @@ INLINE void join_chunks(const attention_args *a, long token, long head, int type
         sum += weight * part[head_dim + 1];
         for (long i = 0; i < head_dim / LANES; i++) acc[i] += weight * load(part, i * LANES, F32);
     }
+    sum += sink_weight(a, head, maximum);
     for (long i = 0; i < head_dim / LANES; i++)
         store(a->out, token * a->out_stride + head * head_dim + i * LANES, acc[i] / sum, type);
 }
@@ -272,7 +281,7 @@ INLINE void attend_items(const item_args *work, long first, long last, int type)
 
 INLINE void join_items(const attention_args *a, long first, long last, int type) {
     for (long n = first; n < last; n++)
-        if (a->token_keys[n / a->heads] > CHUNK) join_chunks(a, n / a->heads, n % a->heads, type);
+        if (keys_seen(a, n / a->heads) > CHUNK) join_chunks(a, n / a->heads, n % a->heads, type);
 }
 
 static void attend_f32(const void *work, long first, long last) { attend_items(work, first, last, F32); }

@@ -31,7 +31,9 @@ typedef struct {
     void *out;                  /* [tokens, heads, head_dim] */
     const int32_t *block_tables; /* [rows, table_width] */
     const int32_t *token_rows;  /* [tokens], the row of each token */
-    const int32_t *token_keys;  /* [tokens], keys a token sees */
+    const int32_t *token_first; /* [tokens], the first key a token sees: 0 without a window */
+    const int32_t *token_end;   /* [tokens], the key after the last it sees */
+    const float *sinks;         /* [heads], a score per head that has no value, or null */
     float *partials;            /* [tokens, heads, max_chunks, head_dim + 2]: weighted values, maximum, sum */
     long token_stride, out_stride, table_width, block_size, heads, kv_heads, head_dim, max_chunks;
     float scale;

@@ -24,7 +24,7 @@ class Launch:
     kernel: Any  # a `triton.jit` function; Triton has no types
     grid: tuple[int, ...]  # programs per axis; one axis at zero: nothing to do
     args: Mapping[str, torch.Tensor | int | float]
-    constants: Mapping[str, int | float | bool]
+    constants: Mapping[str, int | float | bool | str]
     num_warps: int
     num_stages: int
 

@@ -14,11 +14,12 @@ import torch
 from engine.kernels import heuristics
 from engine.kernels.attn_decode import decode_launches
 from engine.kernels.attn_prefill import prefill_launch
+from engine.kernels.gated import gated_launch
 from engine.kernels.kv_write import kv_write_launch
 from engine.kernels.launch import Launch
 from engine.kernels.rms_norm import rms_norm_launch
 from engine.kernels.rotary import rotary_launch
-from engine.kernels.silu_mul import silu_mul_launch
+from engine.models.spec import Activation
 
 _TOKENS, _SEQS, _TABLE_WIDTH, _MAX_POSITION = 24, 8, 64, 8192
 
@@ -35,6 +36,8 @@ class ModelShape:
     intermediate: int
     window: int = 0
     softcap: float = 0.0
+    sinks: bool = False
+    activation: Activation = Activation.SILU
     block_size: int = 16
 
 
@@ -46,7 +49,27 @@ MODEL_SHAPES = (
     ModelShape("phi-3-mini", heads=32, kv_heads=32, head_dim=96, hidden=3072, intermediate=8192, window=2047),
     ModelShape("llama-3.1-8b", heads=32, kv_heads=8, head_dim=128, hidden=4096, intermediate=14336),
     ModelShape("llama-3.1-70b", heads=64, kv_heads=8, head_dim=128, hidden=8192, intermediate=28672),
-    ModelShape("gemma-2-9b", heads=16, kv_heads=8, head_dim=256, hidden=3584, intermediate=14336, softcap=50.0),
+    ModelShape(
+        "gemma-2-9b",
+        heads=16,
+        kv_heads=8,
+        head_dim=256,
+        hidden=3584,
+        intermediate=14336,
+        softcap=50.0,
+        activation=Activation.GELU_TANH,
+    ),
+    ModelShape(
+        "gpt-oss-20b",
+        heads=64,
+        kv_heads=8,
+        head_dim=64,
+        hidden=2880,
+        intermediate=2880,
+        window=128,
+        sinks=True,
+        activation=Activation.CLAMPED_SWIGLU,
+    ),
 )
 
 
@@ -81,6 +104,7 @@ def attention_launches(
     tables = _meta((_SEQS, _TABLE_WIDTH), torch.int32)
     seq_lens = _meta((_SEQS,), torch.int32)
     scale, window, softcap = shape.head_dim**-0.5, shape.window, shape.softcap
+    sinks = _meta((shape.heads,), torch.float32) if shape.sinks else None
     for max_splits in (8, 1):
         q, _, _ = _projection(shape, _SEQS, dtype)
         launches = decode_launches(
@@ -98,6 +122,7 @@ def attention_launches(
             split_rule=rule,
             window=window,
             softcap=softcap,
+            sinks=sinks,
         )
         roles = ("decode_direct",) if max_splits == 1 else ("decode", "decode_combine")
         for role, launch in zip(roles, launches, strict=True):
@@ -116,6 +141,7 @@ def attention_launches(
             tile=tile,
             window=window,
             softcap=softcap,
+            sinks=sinks,
         )
         yield Specialisation(role, launch)
 
@@ -133,7 +159,8 @@ def _small_launches(shape: ModelShape, dtype: torch.dtype) -> Iterator[Specialis
     yield Specialisation("rms_norm", rms_norm_launch(x, weight, 1e-5, torch.empty_like(x)))
     yield Specialisation("add_rms_norm", rms_norm_launch(x, weight, 1e-5, torch.empty_like(x), torch.empty_like(x)))
     gate_up = _meta((_TOKENS, 2 * shape.intermediate), dtype)
-    yield Specialisation("silu_mul", silu_mul_launch(gate_up, _meta((_TOKENS, shape.intermediate), dtype)))
+    gated = gated_launch(gate_up, _meta((_TOKENS, shape.intermediate), dtype), shape.activation)
+    yield Specialisation("gated", gated)
 
 
 def _meta(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

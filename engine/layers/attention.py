@@ -39,12 +39,21 @@ class AttentionConfig:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_blocks_per_seq: int
+    windows: tuple[int, ...] = ()  # per layer: a token sees itself and the `window - 1` before it, 0: all; (): all
+    softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: as they are
+    sinks: bool = False  # whether `forward` is given sinks
 
     def __post_init__(self) -> None:
+        if self.windows and len(self.windows) != self.num_layers:
+            raise ValueError(f"{len(self.windows)} windows for {self.num_layers} layers")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})")
         if self.num_blocks < 2:
             raise ValueError("the KV cache needs the null page and at least one more: num_blocks >= 2")
+
+    def window(self, layer: int) -> int:
+        """How many tokens back a token of this layer sees, itself included; 0: all."""
+        return self.windows[layer] if self.windows else 0
 
     @property
     def kv_shape(self) -> tuple[int, int, int, int, int, int]:
@@ -92,8 +101,13 @@ class AttentionBackend(Protocol):
         """Prepare for one step: upload the geometry, choose kernels and splits."""
         ...
 
-    def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Write K and V of this step's tokens to their pages, then attend causally over the pages.
+
+        sinks: float32 `[heads]`, a score per head that takes part in every softmax and has no value (arXiv 2309.17453);
+        given if `config.sinks`.
 
         q: `[tokens, heads, head_dim]`; k, v: `[tokens, kv_heads, head_dim]`; q and k already rotated. All three have
         `config.dtype`, unit stride in the last dimension, and may be strided views of one fused QKV projection.

@@ -65,6 +65,7 @@ class TritonAttention:
 
         self._rows = self._decode_rows = self._tokens = self._table_width = 0
         self._max_splits = 1
+        self._windows = [config.window(layer) for layer in range(config.num_layers)]
         self._prefill_tile = self._tiles.prefill
         if device.type == "cuda":
             monitor.install()
@@ -100,7 +101,9 @@ class TritonAttention:
             longest = int(step.seq_lens[: self._decode_rows].max())
             self._max_splits = self._splits(self._decode_rows, longest)
 
-    def forward(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         k_pages, v_pages = self.kv_cache[layer, 0], self.kv_cache[layer, 1]
         kv_write_launch(k, v, k_pages, v_pages, self._slots[: self._tokens]).run()
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -117,6 +120,9 @@ class TritonAttention:
                 self._partial,
                 self._lse,
                 scale=self.config.scale,
+                window=self._windows[layer],
+                softcap=self.config.softcap,
+                sinks=sinks,
                 max_splits=self._max_splits,
                 tile=self._tiles.decode,
                 split_rule=self._split_rule,
@@ -133,6 +139,9 @@ class TritonAttention:
                 self._seq_lens[decode : self._rows],
                 out[decode:],
                 scale=self.config.scale,
+                window=self._windows[layer],
+                softcap=self.config.softcap,
+                sinks=sinks,
                 tile=self._prefill_tile,
                 upcast=self._upcast,
             ).run()
@@ -149,14 +158,16 @@ class TritonAttention:
         heads, kv_heads = cfg.num_heads, cfg.num_kv_heads
         qkv = torch.zeros(1, heads + 2 * kv_heads, cfg.head_dim, dtype=cfg.dtype, device=cfg.device)
         q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
-        self._decode_rows = 1
-        for max_splits in {1, min(2, len(self._lse) // heads)}:
-            self._max_splits = max_splits
-            self.forward(0, q, k, v)
-        self._decode_rows = 0
-        for tile in (self._tiles.prefill, self._tiles.prefill_short):
-            self._prefill_tile = tile
-            self.forward(0, q, k, v)
+        sinks = torch.zeros(heads, device=cfg.device) if cfg.sinks else None
+        for layer in {window: layer for layer, window in enumerate(self._windows)}.values():
+            self._decode_rows = 1
+            for max_splits in {1, min(2, len(self._lse) // heads)}:
+                self._max_splits = max_splits
+                self.forward(layer, q, k, v, sinks)
+            self._decode_rows = 0
+            for tile in (self._tiles.prefill, self._tiles.prefill_short):
+                self._prefill_tile = tile
+                self.forward(layer, q, k, v, sinks)
 
 
 def _upload(values: np.ndarray[tuple[int, ...], np.dtype[np.int32 | np.int64]], into: torch.Tensor) -> None:

@@ -18,7 +18,8 @@ from engine.layers.attention_cpu import CpuAttention
 from engine.layers.attention_native import AttentionArguments, NativeAttention
 from engine.layers.linear import Linear, SplitLinear
 from engine.layers.linear_native import NativePackedLinear
-from engine.models.spec import ModelSpec
+from engine.layers.mlp import GatedMlp
+from engine.models.spec import Activation, ModelSpec
 
 if TYPE_CHECKING:
     from engine.layers.attention import AttentionBackend
@@ -164,9 +165,18 @@ class NativeBlocks:
 
 
 def build_blocks(
-    spec: ModelSpec, layers: Sequence[Layer], attention: AttentionBackend, cos_sin: torch.Tensor, dtype: torch.dtype
+    spec: ModelSpec, layers: Sequence[Layer], attention: AttentionBackend, dtype: torch.dtype
 ) -> NativeBlocks | None:
-    """The one call for these blocks, or None where a part of them is not the compiled kernels'."""
+    """The one call for these blocks, or None where a part of them is not the compiled kernels'.
+
+    They know the plain block only: every layer with the same rotary embedding and without window, silu, no further
+    norms, sinks, capped scores or experts.
+    """
+    cos_sin = layers[0].cos_sin
+    if len(set(spec.layers)) > 1 or cos_sin is None or spec.layers[0].window or spec.layers[0].experts:
+        return None
+    if spec.activation is not Activation.SILU or spec.post_norms or spec.sinks or spec.attention_softcap:
+        return None
     if dtype != torch.float32 or not isinstance(attention, CpuAttention) or attention.kernel is None:
         return None
     if spec.hidden_size % _LANES or spec.intermediate_size % _LANES or cos_sin.shape[1] % (2 * _LANES):
@@ -177,7 +187,10 @@ def build_blocks(
     packed: list[list[NativePackedLinear]] = []
     limits = [attention.config.max_num_batched_tokens]
     for layer in layers:
-        matrices = [_packed(linear) for linear in (layer.qkv, layer.attention_output, layer.gate_up, layer.down)]
+        if not isinstance(layer.mlp, GatedMlp):
+            return None
+        linears = (layer.qkv, layer.attention_output, layer.mlp.gate_up, layer.mlp.down)
+        matrices = [_packed(linear) for linear in linears]
         limits += [limit for _, limit in matrices if limit is not None]
         packed.append([matrix for matrix, _ in matrices if matrix is not None])
         if len(packed[-1]) < len(matrices):

@@ -11,6 +11,8 @@ from typing import Protocol
 
 import torch
 
+from engine.models.spec import Activation
+
 
 class BlockOps(Protocol):
     """What a decoder block needs besides matrix products and attention."""
@@ -37,6 +39,7 @@ class BlockOps(Protocol):
         """
         ...
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """`silu(gate) * up`. gate_up: `[tokens, 2 * intermediate]`, gate first. Returns `[tokens, intermediate]`."""
+    def gated(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """`silu(gate) * up`, or what `activation` says. gate_up: `[tokens, 2 * intermediate]`, gate first. Returns
+        `[tokens, intermediate]`."""
         ...

@@ -8,6 +8,7 @@ import torch
 
 from engine.layers import native
 from engine.layers.ops_torch import TorchOps
+from engine.models.spec import Activation
 
 _LANES = 16
 
@@ -15,8 +16,8 @@ _LANES = 16
 class NativeOps(TorchOps):
     """`BlockOps` on a CPU, for bfloat16 and float32. Norm weights are float32, as `Decoder` keeps them.
 
-    What the kernels do not serve takes torch's way: row lengths that are no multiple of 16, and tensors to be changed
-    in place whose rows or heads do not lie side by side.
+    What the kernels do not serve takes torch's way: row lengths that are no multiple of 16, tensors to be changed in
+    place whose rows or heads do not lie side by side, and activations other than silu.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -64,10 +65,10 @@ class NativeOps(TorchOps):
             )
         return q, k
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def gated(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        if width % _LANES:
-            return super().silu_mul(gate_up)
+        if activation is not Activation.SILU or width % _LANES:
+            return super().gated(gate_up, activation)
         gate_up = gate_up.contiguous()
         out = torch.empty((rows, width), dtype=gate_up.dtype)
         self._silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, width, native.ELEMENT_TYPES[gate_up.dtype])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from engine.models.spec import SWIGLU_ALPHA, SWIGLU_LIMIT, Activation
+
 
 class TorchOps:
     """`BlockOps` in plain torch."""
@@ -27,9 +29,17 @@ class TorchOps:
             part[..., half : 2 * half] = turned[1]
         return q, k
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return (torch.nn.functional.silu(gate.float()) * up.float()).to(gate_up.dtype)
+    def gated(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        gate, up = gate_up.float().chunk(2, dim=-1)
+        match activation:
+            case Activation.SILU:
+                product = torch.nn.functional.silu(gate) * up
+            case Activation.GELU_TANH:
+                product = torch.nn.functional.gelu(gate, approximate="tanh") * up
+            case Activation.CLAMPED_SWIGLU:
+                gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+                product = gate * torch.sigmoid(SWIGLU_ALPHA * gate) * (up + 1)
+        return product.to(gate_up.dtype)
 
 
 def _normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from engine.kernels.gated import gated_launch
 from engine.kernels.rms_norm import rms_norm_launch
 from engine.kernels.rotary import rotary_launch
-from engine.kernels.silu_mul import silu_mul_launch
+from engine.models.spec import Activation
 
 
 class TritonOps:
@@ -32,8 +33,8 @@ class TritonOps:
         rotary_launch(q, k, cos_sin, positions).run()
         return q, k
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def gated(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         rows, width = gate_up.shape
         out = torch.empty(rows, width // 2, dtype=gate_up.dtype, device=gate_up.device)
-        silu_mul_launch(gate_up, out).run()
+        gated_launch(gate_up, out, activation).run()
         return out

@@ -1,7 +1,7 @@
 """The one generic decoder: a pre-norm transformer whose families differ only by the flags of its `ModelSpec`.
 
     x = embedding[token]
-    per layer:  x += O(attention(rotary(QKV(norm(x)))));  x += down(silu(gate) * up) of norm(x)
+    per layer:  x += O(attention(rotary(QKV(norm(x)))));  x += mlp(norm(x)), where some families norm each term, too
     hidden = norm(x) of the tokens asked for;  logits = hidden . output^T
 
 It knows nothing of pages, requests or devices: those are the attention backend's, the runner's and the layers'.
@@ -17,23 +17,29 @@ import torch
 from engine.layers.attention import AttentionBackend
 from engine.layers.blocks_native import build_blocks
 from engine.layers.linear import Linear, LinearPolicy, build_linear, decode
+from engine.layers.mlp import GatedMlp, build_mlp
+from engine.layers.moe import MixtureOfExperts, build_experts
 from engine.layers.ops import BlockOps
-from engine.models.spec import ModelSpec
-from engine.models.tensors import FloatArray, LayerTensors, TensorSource
+from engine.models.rotary import rotary_table
+from engine.models.spec import LayerSpec
+from engine.models.tensors import FloatArray, LayerTensors, NetworkTensors, TensorSource
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One block: its matrices as `Linear`, its norm weights in float32."""
+    """One block: its matrices as `Linear`, norm weights and sinks in float32."""
 
     attention_norm: torch.Tensor
     qkv: Linear
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
+    cos_sin: torch.Tensor | None  # the rotary table; None: no position embedding
+    sinks: torch.Tensor | None
     attention_output: Linear
+    post_attention_norm: torch.Tensor | None
     mlp_norm: torch.Tensor
-    gate_up: Linear
-    down: Linear
+    mlp: GatedMlp | MixtureOfExperts
+    post_mlp_norm: torch.Tensor | None
 
 
 class Decoder:
@@ -54,38 +60,58 @@ class Decoder:
         self.ops = ops
         self._device = policy.device
         self._embedding = decode([source.embedding()], policy.dtype).to(policy.device)
-        self.layers = [self._build_layer(tensors, policy) for tensors in source.layers()]
+        if spec.embedding_scale != 1.0:  # rounded to the weights' dtype, as it was in training
+            self._embedding *= torch.tensor(spec.embedding_scale, dtype=policy.dtype, device=policy.device)
+        self._tables = {rope: rotary_table(rope, max_position).to(policy.device) for rope in spec.ropes}
+        self.layers = [
+            self._build_layer(layer, tensors, policy)
+            for layer, tensors in zip(spec.layers, source.layers(), strict=True)
+        ]
         self._final_norm = self._vector(source.final_norm())
         self.output = build_linear([source.output()], policy, out_dtype=torch.float32)
-        self._cos_sin = rotary_table(spec, source.rope_factors(), max_position).to(policy.device)
         # All blocks in one call, where the machine and the weights allow it; None: one operation after the other.
-        self.blocks = build_blocks(spec, self.layers, attention, self._cos_sin, policy.dtype)
+        self.blocks = build_blocks(spec, self.layers, attention, policy.dtype)
 
     def _vector(self, values: FloatArray) -> torch.Tensor:
         return torch.from_numpy(np.array(values, dtype=np.float32)).to(self._device)
 
-    def _build_layer(self, tensors: LayerTensors, policy: LinearPolicy) -> Layer:
+    def _vector_if_any(self, values: FloatArray | None) -> torch.Tensor | None:
+        return None if values is None else self._vector(values)
+
+    def _build_layer(self, layer: LayerSpec, tensors: LayerTensors, policy: LinearPolicy) -> Layer:
         return Layer(
             attention_norm=self._vector(tensors.attention_norm),
             qkv=build_linear(tensors.qkv, policy, tensors.qkv_bias),
-            q_norm=None if tensors.q_norm is None else self._vector(tensors.q_norm),
-            k_norm=None if tensors.k_norm is None else self._vector(tensors.k_norm),
-            attention_output=build_linear([tensors.attention_output], policy),
+            q_norm=self._vector_if_any(tensors.q_norm),
+            k_norm=self._vector_if_any(tensors.k_norm),
+            cos_sin=None if layer.rope is None else self._tables[layer.rope],
+            sinks=self._vector_if_any(tensors.sinks),
+            attention_output=build_linear([tensors.attention_output], policy, tensors.attention_output_bias),
+            post_attention_norm=self._vector_if_any(tensors.post_attention_norm),
             mlp_norm=self._vector(tensors.mlp_norm),
-            gate_up=build_linear(tensors.gate_up, policy),
-            down=build_linear([tensors.down], policy),
+            mlp=self._build_mlp(tensors, policy),
+            post_mlp_norm=self._vector_if_any(tensors.post_mlp_norm),
         )
+
+    def _build_mlp(self, tensors: LayerTensors, policy: LinearPolicy) -> GatedMlp | MixtureOfExperts:
+        spec, mlp = self.spec, tensors.mlp
+        if isinstance(mlp, NetworkTensors):
+            return build_mlp(mlp, policy, spec.activation)
+        if spec.moe is None:
+            raise ValueError("tensors of experts for a model whose spec has none")
+        return build_experts(mlp, policy, spec.moe, spec.activation)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all weights and tables as held here, every packed and dense copy counted."""
-        tables = [self._embedding, self._final_norm, self._cos_sin]
-        linears = [self.output]
+        tables = [self._embedding, self._final_norm, *self._tables.values()]
+        weights: list[Linear | GatedMlp | MixtureOfExperts] = [self.output]
         for layer in self.layers:
-            linears += [layer.qkv, layer.attention_output, layer.gate_up, layer.down]
-            norms = (layer.attention_norm, layer.mlp_norm, layer.q_norm, layer.k_norm)
-            tables += [norm for norm in norms if norm is not None]
-        return sum(table.nbytes for table in tables) + sum(linear.num_bytes for linear in linears)
+            weights += [layer.qkv, layer.attention_output, layer.mlp]
+            norms = (layer.attention_norm, layer.mlp_norm, layer.post_attention_norm, layer.post_mlp_norm)
+            for vector in (*norms, layer.q_norm, layer.k_norm, layer.sinks):
+                tables += [] if vector is None else [vector]
+        return sum(table.nbytes for table in tables) + sum(weight.num_bytes for weight in weights)
 
     def hidden(self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         """Run the blocks over one step's tokens and return the normed state of the tokens `wanted`.
@@ -99,46 +125,42 @@ class Decoder:
         if self.blocks is not None and self.blocks.serves(tokens):
             delta = self.blocks(residual, positions)
         else:
-            delta = self._run_blocks(embedded, residual, positions)
+            delta = self.run_blocks(embedded, residual, positions)
         return ops.add_rms_norm(delta.index_select(0, wanted), residual.index_select(0, wanted), self._final_norm, eps)
 
-    def _run_blocks(self, embedded: torch.Tensor, residual: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def run_blocks(self, embedded: torch.Tensor, residual: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """All blocks, operation by operation. Adds to `residual`; returns what is still to be added."""
-        spec, ops, attention = self.spec, self.ops, self.attention
-        tokens, eps = residual.shape[0], spec.norm_eps
-        delta: torch.Tensor | None = None
+        ops, eps = self.ops, self.spec.norm_eps
+        delta = embedded
         for index, layer in enumerate(self.layers):
-            if delta is None:
-                x = ops.rms_norm(embedded, layer.attention_norm, eps)
-            else:
+            if index:
                 x = ops.add_rms_norm(delta, residual, layer.attention_norm, eps)
-            q, k, v = layer.qkv(x).split_with_sizes((spec.q_size, spec.kv_size, spec.kv_size), dim=-1)
-            q = q.view(tokens, spec.num_heads, spec.head_dim)
-            k = k.view(tokens, spec.num_kv_heads, spec.head_dim)
-            if layer.q_norm is not None and layer.k_norm is not None:
-                q, k = ops.rms_norm(q, layer.q_norm, eps), ops.rms_norm(k, layer.k_norm, eps)
-            q, k = ops.rotary(q, k, self._cos_sin, positions)
-            attended = attention.forward(index, q, k, v.view(tokens, spec.num_kv_heads, spec.head_dim))
-            x = ops.add_rms_norm(
-                layer.attention_output(attended.view(tokens, spec.q_size)), residual, layer.mlp_norm, eps
-            )
-            delta = layer.down(ops.silu_mul(layer.gate_up(x)))
-        if delta is None:
-            raise ValueError("a model needs at least one layer")
+            else:  # the residual is what was embedded
+                x = ops.rms_norm(embedded, layer.attention_norm, eps)
+            delta = self._attend(index, layer, x, positions)
+            if layer.post_attention_norm is not None:
+                delta = ops.rms_norm(delta, layer.post_attention_norm, eps)
+            x = ops.add_rms_norm(delta, residual, layer.mlp_norm, eps)
+            delta = layer.mlp(x, ops)
+            if layer.post_mlp_norm is not None:
+                delta = ops.rms_norm(delta, layer.post_mlp_norm, eps)
         return delta
+
+    def _attend(self, index: int, layer: Layer, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Attention of one layer over its normed input. `[tokens, hidden]` both."""
+        spec, ops, tokens = self.spec, self.ops, x.shape[0]
+        q, k, v = layer.qkv(x).split_with_sizes((spec.q_size, spec.kv_size, spec.kv_size), dim=-1)
+        q = q.view(tokens, spec.num_heads, spec.head_dim)
+        k = k.view(tokens, spec.num_kv_heads, spec.head_dim)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = ops.rms_norm(q, layer.q_norm, spec.norm_eps), ops.rms_norm(k, layer.k_norm, spec.norm_eps)
+        if layer.cos_sin is not None:
+            q, k = ops.rotary(q, k, layer.cos_sin, positions)
+        v = v.view(tokens, spec.num_kv_heads, spec.head_dim)
+        attended = self.attention.forward(index, q, k, v, layer.sinks)
+        return layer.attention_output(attended.view(tokens, spec.q_size))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 `[rows, vocab]` of states `[rows, hidden]`."""
-        return self.output(hidden).float()
-
-
-def rotary_table(spec: ModelSpec, factors: FloatArray | None, max_position: int) -> torch.Tensor:
-    """float32 `[max_position, rotary_dim]`: cosines, then sines, of every position and frequency (see `RopeSpec`)."""
-    rope = spec.rope
-    exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / rope.rotary_dim
-    frequencies = 1.0 / rope.theta**exponents
-    if factors is not None:
-        frequencies = frequencies / torch.from_numpy(np.array(factors))
-    positions = torch.arange(max_position, dtype=torch.float32) / rope.linear_factor
-    angles = torch.outer(positions, frequencies)
-    return torch.cat([angles.cos(), angles.sin()], dim=-1)
+        logits, softcap = self.output(hidden).float(), self.spec.logit_softcap
+        return torch.tanh(logits / softcap) * softcap if softcap else logits

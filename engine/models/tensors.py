@@ -6,7 +6,7 @@ matrices that share their input and are fused into one product: `[q, k, v]` and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,24 +14,46 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.models.spec import ModelSpec
-from engine.quant.blocks import BlockTensor
+from engine.quant.matrix import WeightMatrix
 
 FloatArray = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
+class NetworkTensors:
+    """A gated feed-forward network: the one of a block, or one expert. Gate comes before up."""
+
+    gate_up: Sequence[WeightMatrix]  # [gate, up], or one that holds both
+    down: WeightMatrix
+    gate_up_bias: FloatArray | None = None  # [2 * intermediate]
+    down_bias: FloatArray | None = None  # [hidden]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTensors:
+    """A mixture of experts. The router is float32, decoded."""
+
+    router: FloatArray  # [experts, hidden]
+    router_bias: FloatArray | None  # [experts]
+    experts: Sequence[NetworkTensors]
+
+
+@dataclass(frozen=True, slots=True)
 class LayerTensors:
-    """One decoder block. Norm weights and biases are float32, decoded."""
+    """One decoder block. Norm weights, biases and sinks are float32, decoded, as they are multiplied and added."""
 
     attention_norm: FloatArray  # [hidden]
-    qkv: list[BlockTensor]
-    qkv_bias: FloatArray | None  # [q_size + 2 * kv_size]
-    q_norm: FloatArray | None  # [head_dim]
-    k_norm: FloatArray | None
-    attention_output: BlockTensor
+    qkv: Sequence[WeightMatrix]  # [q, k, v], or one that holds all three
+    attention_output: WeightMatrix
     mlp_norm: FloatArray
-    gate_up: list[BlockTensor]
-    down: BlockTensor
+    mlp: NetworkTensors | ExpertTensors
+    qkv_bias: FloatArray | None = None  # [q_size + 2 * kv_size]
+    q_norm: FloatArray | None = None  # [head_dim]
+    k_norm: FloatArray | None = None
+    sinks: FloatArray | None = None  # [heads]
+    attention_output_bias: FloatArray | None = None  # [hidden]
+    post_attention_norm: FloatArray | None = None
+    post_mlp_norm: FloatArray | None = None
 
 
 class TensorSource(Protocol):
@@ -39,7 +61,7 @@ class TensorSource(Protocol):
 
     spec: ModelSpec
 
-    def embedding(self) -> BlockTensor:
+    def embedding(self) -> WeightMatrix:
         """`[vocab, hidden]`."""
         ...
 
@@ -51,10 +73,6 @@ class TensorSource(Protocol):
         """`[hidden]`."""
         ...
 
-    def output(self) -> BlockTensor:
+    def output(self) -> WeightMatrix:
         """`[vocab, hidden]`: the embedding again when the model ties the two."""
-        ...
-
-    def rope_factors(self) -> FloatArray | None:
-        """Divisors of the rotary frequencies, `[rotary_dim / 2]`, or None."""
         ...

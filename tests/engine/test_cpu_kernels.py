@@ -19,6 +19,7 @@ from engine.layers.attention_cpu import CpuAttention
 from engine.layers.linear_native import NativePackedLinear
 from engine.layers.ops_cpu import NativeOps
 from engine.layers.ops_torch import TorchOps
+from engine.models.spec import Activation
 from engine.quant.blocks import BlockTensor
 from engine.quant.tiles import to_tiles
 from engine.runner import step_geometry
@@ -26,6 +27,7 @@ from tests.engine.models import row
 
 T = GGMLQuantizationType
 CPU = torch.device("cpu")
+SILU = Activation.SILU
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
 
@@ -69,7 +71,7 @@ def test_small_operations(library: ctypes.CDLL, dtype: torch.dtype, rows: int) -
         close(ours.add_rms_norm(x, residuals[0], w, 1e-5), plain.add_rms_norm(x, residuals[1], w, 1e-5))
         assert torch.equal(*residuals)
     gate_up = randn(rows, 2 * 160, dtype=dtype) * 8
-    close(ours.silu_mul(gate_up), plain.silu_mul(gate_up))
+    close(ours.gated(gate_up, SILU), plain.gated(gate_up, SILU))
     heads = randn(rows, 5, 64, dtype=dtype)[:, 1:4]  # strided, as heads of a fused product
     close(ours.rms_norm(heads, w[:64], 1e-5), plain.rms_norm(heads, w[:64], 1e-5))
 
@@ -84,7 +86,7 @@ def test_rows_that_lie_apart(library: ctypes.CDLL, dtype: torch.dtype) -> None:
         first, second = (residual[:, :64] for residual in residuals)
         close(ours.add_rms_norm(x, first, w, 1e-5), plain.add_rms_norm(x, second, w, 1e-5))
         assert torch.equal(*residuals)
-    close(ours.silu_mul(x), plain.silu_mul(x))
+    close(ours.gated(x, SILU), plain.gated(x, SILU))
     table, positions = randn(9, 64, seed=3), torch.tensor([8, 0, 3])
     results = []
     for ops in (ours, plain):
@@ -117,11 +119,11 @@ def test_extreme_numbers(library: ctypes.CDLL) -> None:
         [0.0, -0.0, 88.0, -88.0, 104.0, -104.0, 1e30, -1e30, 3e38, -3e38, 1e-40, 5.0, -5.0, 20.0, -20, 1]
     )
     gate_up = torch.cat([gates, torch.full((16,), 0.5)]).unsqueeze(0)
-    assert torch.allclose(ours.silu_mul(gate_up), plain.silu_mul(gate_up), rtol=1e-5, atol=1e-30)
+    assert torch.allclose(ours.gated(gate_up, SILU), plain.gated(gate_up, SILU), rtol=1e-5, atol=1e-30)
     for poison in (math.nan, math.inf):
         bad = gate_up.clone()
         bad[0, 3] = poison
-        got, want = ours.silu_mul(bad), plain.silu_mul(bad)
+        got, want = ours.gated(bad, SILU), plain.gated(bad, SILU)
         assert torch.equal(got.isfinite(), want.isfinite())
         x = randn(2, 32)
         x[1, 5] = poison

@@ -111,9 +111,10 @@ def test_missing_file(tmp_path: Path) -> None:
     ("metadata", "message"),
     [
         ({"general.architecture": "mamba"}, "architecture 'mamba' is not supported"),
-        ({"llama.rope.scaling.type": "yarn"}, "rope scaling 'yarn'"),
-        ({"llama.expert_count": 8}, "mixture-of-experts"),
-        ({"llama.attention.sliding_window": 128}, "sliding-window"),
+        ({"llama.rope.scaling.type": "spiral"}, "rope scaling 'spiral'"),
+        ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.original_context_length' is missing"),
+        ({"llama.expert_count": 8}, "expert_used_count' is missing"),
+        ({"llama.expert_count": 8, "llama.expert_used_count": 9}, "no mixture of experts"),
         ({"llama.attention.value_length": 64}, "different length"),
         ({"llama.attention.head_count_kv": 4}, "cannot share"),
         ({"llama.attention.head_count": 0}, "0 attention heads"),

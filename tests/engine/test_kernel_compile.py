@@ -37,7 +37,7 @@ def compiled(*arguments: str) -> list[dict[str, Any]]:
 def check(resources: list[dict[str, Any]], archs: set[int]) -> None:
     shared_limit = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024, 86: 99 * 1024}
     roles = {"decode", "decode_combine", "decode_direct", "prefill", "prefill_short"}
-    roles |= {"kv_write", "rotary", "rms_norm", "add_rms_norm", "silu_mul"}
+    roles |= {"kv_write", "rotary", "rms_norm", "add_rms_norm", "gated"}
     assert {one["kernel"] for one in resources} == roles
     assert {one["arch"] for one in resources} == archs
     for one in resources:

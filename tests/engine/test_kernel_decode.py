@@ -22,6 +22,7 @@ def run_decode(
     tile: DecodeTile | None = None,
     window: int = 0,
     softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     seqs, heads, head_dim = batch.q.shape
     out = torch.full(batch.q.shape, float("nan"), dtype=batch.q.dtype, device=batch.q.device)
@@ -41,13 +42,16 @@ def run_decode(
         split_rule=rule,
         window=window,
         softcap=softcap,
+        sinks=sinks,
         upcast=batch.q.dtype == torch.bfloat16,
     ):
         launch.run()
     return out
 
 
-def expected(batch: PagedBatch, window: int = 0, softcap: float = 0.0) -> torch.Tensor:
+def expected(
+    batch: PagedBatch, window: int = 0, softcap: float = 0.0, sinks: torch.Tensor | None = None
+) -> torch.Tensor:
     return paged_attention_reference(
         batch.q,
         batch.k_cache,
@@ -58,6 +62,7 @@ def expected(batch: PagedBatch, window: int = 0, softcap: float = 0.0) -> torch.
         SCALE,
         window=window,
         softcap=softcap,
+        sinks=sinks,
     )
 
 
@@ -102,6 +107,15 @@ def test_softcap_bounds_scores() -> None:
     batch = PagedBatch.random([1, 1], [100, 10], heads=2, kv_heads=1, head_dim=64)
     batch.q.mul_(50.0)  # far beyond the cap: tanh must not overflow
     assert_close(run_decode(batch, max_splits=2, softcap=5.0), expected(batch, softcap=5.0), torch.float32)
+
+
+@pytest.mark.parametrize("window", [0, 70])
+@pytest.mark.parametrize("max_splits", [1, 3])
+def test_a_sink_counts_once_however_many_splits(max_splits: int, window: int) -> None:
+    batch = PagedBatch.random([1, 1, 1], [1, 100, 400], heads=6, kv_heads=2, head_dim=64)
+    sinks = torch.tensor([-3.0, 0.0, 2.0, 5.0, 30.0, -40.0], device=batch.q.device)
+    out = run_decode(batch, max_splits=max_splits, window=window, sinks=sinks)
+    assert_close(out, expected(batch, window=window, sinks=sinks), torch.float32)
 
 
 def test_pages_beyond_32_bit_element_offsets() -> None:

@@ -15,13 +15,29 @@ SHORT = PrefillTile(block_m=16, block_n=64, num_warps=4, num_stages=3)
 SCALE = 0.125
 
 
-def check(batch: PagedBatch, tile: PrefillTile = TALL, window: int = 0, softcap: float = 0.0) -> None:
+def check(
+    batch: PagedBatch,
+    tile: PrefillTile = TALL,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+) -> None:
     out = torch.full(batch.q.shape, float("nan"), dtype=batch.q.dtype, device=batch.q.device)
     pages = (batch.k_cache, batch.v_cache, batch.block_tables, batch.query_starts, batch.seq_lens)
-    features = {"window": window, "softcap": softcap}
-    upcast = batch.q.dtype == torch.bfloat16
-    prefill_launch(batch.q, *pages, out, scale=SCALE, tile=tile, upcast=upcast, **features).run()
-    assert_close(out, paged_attention_reference(batch.q, *pages, SCALE, **features), batch.q.dtype)
+    launch = prefill_launch(
+        batch.q,
+        *pages,
+        out,
+        scale=SCALE,
+        tile=tile,
+        window=window,
+        softcap=softcap,
+        sinks=sinks,
+        upcast=batch.q.dtype == torch.bfloat16,
+    )
+    launch.run()
+    want = paged_attention_reference(batch.q, *pages, SCALE, window=window, softcap=softcap, sinks=sinks)
+    assert_close(out, want, batch.q.dtype)
 
 
 @pytest.mark.parametrize("tile", [TALL, SHORT], ids=["tall", "short"])
@@ -67,6 +83,14 @@ def test_softcap_bounds_scores() -> None:
     batch = PagedBatch.random([20, 5], [20, 60], heads=2, kv_heads=1, head_dim=64)
     batch.q.mul_(50.0)
     check(batch, softcap=5.0)
+
+
+@pytest.mark.parametrize("window", [0, 20])
+@pytest.mark.parametrize("tile", [TALL, SHORT], ids=["tall", "short"])
+def test_sinks_take_their_share(tile: PrefillTile, window: int) -> None:
+    batch = PagedBatch.random([40, 3], [90, 3], heads=6, kv_heads=2, head_dim=64)
+    sinks = torch.tensor([-3.0, 0.0, 2.0, 5.0, 30.0, -40.0], device=batch.q.device)
+    check(batch, tile, window=window, sinks=sinks)
 
 
 def test_nothing_to_do_is_nothing_done() -> None:

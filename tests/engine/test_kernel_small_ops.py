@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.kernels.gated import gated_launch
 from engine.kernels.kv_write import kv_write_launch, kv_write_reference
 from engine.kernels.rms_norm import rms_norm_launch, rms_norm_reference
 from engine.kernels.rotary import rotary_launch, rotary_reference
-from engine.kernels.silu_mul import silu_mul_launch, silu_mul_reference
 from engine.layers.ops_torch import TorchOps
 from engine.layers.ops_triton import TritonOps
+from engine.models.spec import Activation
 from tests.engine.kernel_support import assert_close, kernel_device
 
 # Interpreted stores to bfloat16 cut off instead of rounding: bfloat16 is left to the tolerance of its last digit.
@@ -66,19 +67,20 @@ def test_rotary_turns_pairs_and_leaves_the_rest(head_dim: int, rotary_dim: int, 
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("activation", Activation, ids=lambda kind: kind.value)
 @pytest.mark.parametrize("intermediate", [1, 1024, 1536])
-def test_silu_mul(intermediate: int, dtype: torch.dtype) -> None:
+def test_gated_activations(intermediate: int, activation: Activation, dtype: torch.dtype) -> None:
     gate_up = random(3, 2 * intermediate, dtype=dtype) * 4
     out = torch.full((3, intermediate), float("nan"), dtype=dtype, device=gate_up.device)
-    silu_mul_launch(gate_up, out).run()
-    assert_close(out, silu_mul_reference(gate_up), dtype)
+    gated_launch(gate_up, out, activation).run()
+    assert_close(out, TorchOps().gated(gate_up.float(), activation), dtype)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # numpy's, under the interpreter: infinity is meant
 def test_silu_of_extreme_gates_is_finite() -> None:
     gate_up = torch.tensor([[-1e4, 1e4, 2.0, 3.0]], device=kernel_device())
     out = torch.empty(1, 2, device=gate_up.device)
-    silu_mul_launch(gate_up, out).run()
+    gated_launch(gate_up, out).run()
     torch.testing.assert_close(out, torch.tensor([[0.0, 3e4]], device=out.device), atol=0, rtol=1e-6)
 
 
@@ -106,7 +108,7 @@ def test_block_ops_agree_with_plain_torch() -> None:
     normed = ops.add_rms_norm(x, residuals[0], weight, 1e-5), plain.add_rms_norm(x, residuals[1], weight, 1e-5)
     torch.testing.assert_close(normed[0], normed[1])
     torch.testing.assert_close(residuals[0], residuals[1])
-    torch.testing.assert_close(ops.silu_mul(x), plain.silu_mul(x))
+    torch.testing.assert_close(ops.gated(x, Activation.SILU), plain.gated(x, Activation.SILU))
     q, k, cos_sin = random(6, 4, 32), random(6, 2, 32), random(10, 32)
     positions = torch.arange(6, device=q.device)
     rotated = ops.rotary(q.clone(), k.clone(), cos_sin, positions), plain.rotary(q, k, cos_sin, positions)
