@@ -162,7 +162,7 @@ def _never(
         return "tools"
     if (payload.get("n") or 1) != 1:
         return "n"
-    if payload.get("logprobs") or payload.get("top_logprobs"):
+    if payload.get("logprobs") or payload.get("top_logprobs") or payload.get("prompt_logprobs") is not None:
         return "logprobs"
     if too_varied(payload, allow_temperature, default_temperature):
         return "temperature"

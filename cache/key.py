@@ -54,7 +54,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "response_format": ({"type": "text"},),
 }
 # At temperature 0 the most likely token wins, whatever these say.
-_RANDOMNESS_FIELDS = frozenset({"top_p", "top_k", "min_p", "seed"})
+_RANDOMNESS_FIELDS = frozenset({"top_p", "top_k", "min_p", "typical_p", "seed"})
 
 
 class CacheKey(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from gateway.settings import Settings
 _ENGINE: Mapping[str, object] = {
     "add_generation_prompt": True,
     "add_special_tokens": False,
+    "bad_words": [],
     "chat_template_kwargs": {},
     "continue_final_message": False,
     "ignore_eos": False,
@@ -27,6 +28,8 @@ _ENGINE: Mapping[str, object] = {
     "skip_special_tokens": True,
     "stop_token_ids": [],
     "top_k": 0,
+    "typical_p": 1,
+    "use_beam_search": False,
     "verbosity": "medium",
 }
 

@@ -15,7 +15,7 @@ from engine.types import BeamParams
 MAX_LOGPROBS = 20
 MAX_BEAMS = 64
 _MAX_BAD_WORDS = 1000
-_BEAM_FIELDS = ("beam_width", "length_penalty", "early_stopping")
+BEAM_FIELDS = ("beam_width", "length_penalty", "early_stopping")
 
 
 class Encoder(Protocol):
@@ -70,7 +70,7 @@ def beam_params(
         InvalidRequest: a value out of range, or a field that makes no sense beside it.
     """
     if extras.use_beam_search is False or (extras.use_beam_search is None and extras.beam_width is None):
-        for name in _BEAM_FIELDS:
+        for name in BEAM_FIELDS:
             if getattr(extras, name) is not None:
                 raise InvalidRequest(f"'{name}' goes with beam search: give 'use_beam_search': true.", param=name)
         return None

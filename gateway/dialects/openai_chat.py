@@ -10,7 +10,7 @@ from gateway.dialects import errors
 from gateway.dialects.dialect import Asked, Writer
 from gateway.dialects.errors import BadRequest, GatewayError
 from gateway.dialects.openai_answer import chunk_writer
-from gateway.dialects.reading import bad_request, convert, decode
+from gateway.dialects.reading import bad_request, beams, convert, decode
 
 # Documented parameters that ask for something which no backend behind Tierline does on its own: refused, never ignored.
 _REFUSED: dict[str, str] = {
@@ -56,7 +56,7 @@ class OpenAIChat:
             messages=payload["messages"],
             stream=bool(request.stream),
             choices=choices,
-            generated=choices,
+            generated=max(choices, beams(payload)),
             output_limit=_output_limit(request),
             needs=_needs(request),
             wants_usage=bool(request.stream_options and request.stream_options.include_usage),

@@ -8,7 +8,7 @@ from gateway.dialects.dialect import Asked, Writer
 from gateway.dialects.errors import BadRequest, GatewayError
 from gateway.dialects.openai_answer import chunk_writer
 from gateway.dialects.openai_embeddings import texts_of
-from gateway.dialects.reading import bad_request, convert, decode
+from gateway.dialects.reading import bad_request, beams, convert, decode
 from tiers.features import estimate_tokens
 
 _DEFAULT_MAX_TOKENS = 16  # what the dialect promises where the request does not say
@@ -34,7 +34,7 @@ class OpenAICompletions:
         if request.stream_options is not None and not request.stream:
             text = "'stream_options' is only allowed with 'stream': true."
             raise BadRequest(text, code="invalid_value", param="stream_options")
-        best_of = max(request.best_of or 0, request.n or 1)
+        best_of = max(request.best_of or 0, request.n or 1, beams(payload))
         return Asked(
             operation="completions",
             model=request.model,

@@ -49,5 +49,11 @@ def convert(payload: Json, kind: type[_T]) -> _T:
         raise BadRequest("The body is nested too deeply.", code="invalid_json") from None
 
 
+def beams(payload: Json) -> int:
+    """How many answers a server follows at once to find the best (`beam_width`), and generates; 1: no search."""
+    width = payload.get("beam_width")
+    return width if isinstance(width, int) and width > 1 else 1
+
+
 def bad_request(error: InvalidRequest) -> BadRequest:
     return BadRequest(str(error), code=error.code, param=error.param)

@@ -38,6 +38,7 @@ def test_policy_off() -> None:
         ("n", ask(n=2)),
         ("logprobs", ask(logprobs=True)),
         ("logprobs", ask(logprobs=True, top_logprobs=5)),
+        ("logprobs", ask(prompt_logprobs=0)),
         ("temperature", ask(temperature=0.7)),
         ("web_search", ask(web_search_options={})),
         ("audio", ask(modalities=["text", "audio"])),

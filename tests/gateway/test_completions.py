@@ -11,6 +11,8 @@ import pytest_asyncio
 
 from bench.mock_upstream import MockUpstream
 from bench.mock_wire import OpenAIWire, Record, http_answer, sse
+from gateway.dialects.openai_chat import CHAT
+from gateway.dialects.openai_completions import COMPLETIONS
 from tests.gateway.front_door import PRICE, FrontDoor, configuration, front_door
 
 USAGE = {"prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7}
@@ -144,3 +146,24 @@ async def test_only_each_prompt_by_itself_must_fit_the_context(door: FrontDoor, 
     with pytest.raises(openai.BadRequestError) as refused:
         await sdk.completions.create(model="narrow", prompt=["Once", "upon a time " * 600], max_tokens=5)
     assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "prompt")
+
+
+@pytest.mark.parametrize(
+    ("fields", "choices", "generated"),
+    [
+        ({}, 1, 1),
+        ({"n": 2, "best_of": 5}, 2, 5),
+        ({"beam_width": 4}, 1, 4),
+        ({"n": 3, "beam_width": 4}, 3, 4),
+        ({"prompt": ["a", "b"], "n": 2, "beam_width": 3}, 4, 6),
+        ({"beam_width": "many"}, 1, 1),  # the server's to refuse
+    ],
+)
+def test_what_is_generated_and_not_given_counts(fields: dict[str, Any], choices: int, generated: int) -> None:
+    """A hold covers every answer that a server follows, given or not."""
+    asked = COMPLETIONS.parse(msgspec.json.encode({"model": "m", "prompt": "x", **fields}))
+    assert (asked.choices, asked.generated) == (choices, generated)
+    if fields.keys() <= {"n", "beam_width"}:
+        chat = {"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}
+        asked = CHAT.parse(msgspec.json.encode(chat))
+        assert (asked.choices, asked.generated) == (choices, generated)

@@ -6,6 +6,7 @@ import pytest
 
 from engine.server.model import Model
 from engine.server.params import SamplingDefaults, chat_options
+from engine.server.sampling import BEAM_FIELDS
 from engine.server.schema import ChatExtras, parse_chat
 from gateway.model_defaults import model_defaults
 from gateway.settings import Settings
@@ -40,7 +41,8 @@ def test_spelling_a_default_out_changes_nothing_in_the_engine(engine_model: Mode
 def test_every_sampling_field_of_the_engine_has_a_default() -> None:
     """A field that is forgotten here costs hits only; that it is not is worth a test all the same."""
     known = set(model_defaults(Settings.model_validate(ENGINE), "m"))
-    without_default = {"cache_salt", "structured_outputs"}  # no value of theirs means the same as none
+    # No value of theirs means the same as none.
+    without_default = {"cache_salt", "structured_outputs", "prompt_logprobs", *BEAM_FIELDS}
     assert set(ChatExtras.__struct_fields__) - without_default <= known
 
 
