@@ -16,6 +16,7 @@ from gateway.ledger.schema import decisions, ledger
 from policies.facts import Facts
 from policies.recorded import facts_of
 from policies.simulation.recorded import Recorded, Served, Tokens
+from tiers.session import Pin
 
 PAGE: Final = 2000
 _COLUMNS: Final = (
@@ -77,6 +78,7 @@ def _recorded(decision: Decision, rows: Sequence[_Row]) -> Recorded:
     features = decision.features
     facts = facts_of(features)
     served = _served(rows)
+    session = features.get("session")
     common: dict[str, Any] = {
         "request_id": decision.request_id,
         "ts_ms": decision.ts_ms,
@@ -87,6 +89,8 @@ def _recorded(decision: Decision, rows: Sequence[_Row]) -> Recorded:
         "tier": decision.tier,
         "wanted": decision.model,
         "cost_nanousd": sum(row["cost_nanousd"] for row in rows),
+        "conversation": session["id"] if session else None,
+        "pin": Pin(**session["pin"]) if session and session["pin"] else None,
     }
     if served is None:
         return Recorded(fate="failed" if rows else "refused", tokens=_estimated(features, facts), **common)

@@ -31,12 +31,14 @@ class Installation:
         self._prices: dict[str, ModelPrice] = {name: book.price_for(name) for name in settings.models}
         self._tables: dict[str, SuccessTable] = {}
 
-    def serve(self, decision: Decision, facts: Facts) -> Served | None:
+    def serve(self, decision: Decision, facts: Facts, known: str | None = None) -> Served | None:
         """The first model that can take the request: that of the decision, else of its tier, else of the others."""
         settings = self._settings
         names = [decision.model] if decision.model is not None else []
         tiers = [tier for tier in (decision.tier, *decision.fallback_tiers) if tier]
         names += [name for tier in tiers for name in settings.tier_models(tier)]
+        if known in settings.tier_models(decision.tier or ""):
+            names.insert(0, known)
         needs = {
             capability for capability, needed in (("tools", facts.has_tools), ("vision", facts.has_images)) if needed
         }

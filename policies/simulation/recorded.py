@@ -10,6 +10,7 @@ import msgspec
 from policies.evaluate import Decision
 from policies.facts import Facts
 from policies.load import Policy
+from tiers.session import Pin
 from tiers.success import SuccessTable
 
 # answered: by a model; hit: by the cache; failed: models were asked in vain; refused: none was asked.
@@ -40,6 +41,7 @@ class Recorded(msgspec.Struct, kw_only=True, frozen=True):
         tokens: of the answer, or estimated where there is none.
         cost_nanousd: of all its attempts. saved_nanousd: of a hit.
         semantic: the hit was one in other words.
+        conversation: which one it is a turn of, where a policy that keeps them decided it; `pin` is where that was.
     """
 
     request_id: str
@@ -58,13 +60,15 @@ class Recorded(msgspec.Struct, kw_only=True, frozen=True):
     semantic: bool = False
     ttft_ms: float | None = None
     duration_ms: float | None = None
+    conversation: str | None = None
+    pin: Pin | None = None
 
 
 class World(Protocol):
     """What the policies decide about."""
 
-    def serve(self, decision: Decision, facts: Facts) -> Served | None:
-        """Who would be asked first; None where no model can."""
+    def serve(self, decision: Decision, facts: Facts, known: str | None = None) -> Served | None:
+        """Who would be asked first, of the decided tier the `known` model before others; None where no model can."""
         ...
 
     def cost(self, model: str, tokens: Tokens) -> tuple[int, int]:

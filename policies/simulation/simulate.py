@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from policies.evaluate import Decision
 from policies.load import Policy, PolicySet, Subject
+from policies.simulation.conversations import Conversations
 from policies.simulation.costing import Costing
 from policies.simulation.deciding import Decider, Undecided
 from policies.simulation.latency import Latency
@@ -24,6 +25,7 @@ from policies.simulation.quality import Quality
 from policies.simulation.recorded import Gate, Recorded, Served, World
 from policies.simulation.report import Changed, Side
 from policies.simulation.sums import BOTH, Sums, Vector, Weights, nothing, part_of
+from tiers.session import Step
 
 SIDES: Final = ("old", "new")
 MOST_CHANGED: Final = 10
@@ -35,6 +37,7 @@ class _Outcome(msgspec.Struct):
 
     policy: Policy
     decision: Decision
+    turn: Step | None
     served: Served | None
     as_recorded: bool
     hit: bool
@@ -50,6 +53,7 @@ class Simulation:
         self._gates = dict(zip(SIDES, gates, strict=True))
         self._world = world
         self._decider = Decider(world)
+        self.conversations = {side: Conversations(world) for side in SIDES}
         self._weights = Weights()
         self.costing, self.quality = Costing(world), Quality()
         self.whole, self.first = Latency(self.costing.factor), Latency(self.costing.factor)
@@ -121,7 +125,8 @@ class Simulation:
         if used is not None:
             facts = replace(facts, budget_used=used)
         decision = self._decider.decide(policy, request, facts)
-        return _Outcome(policy, decision, None, False, False)
+        decision, turn = self.conversations[side].hold(policy, request, decision)
+        return _Outcome(policy, decision, turn, None, False, False)
 
     def _compare(self, request: Recorded, old: _Outcome, new: _Outcome, weights: Vector) -> None:
         if request.version == old.policy.version and request.policy == old.policy.name:
@@ -130,6 +135,8 @@ class Simulation:
         for side, outcome in zip(SIDES, (old, new), strict=True):
             self.rules[side][outcome.policy.name, outcome.decision.rule] += 1
         self._place(request, old, new)
+        for side, outcome in zip(SIDES, (old, new), strict=True):
+            self.conversations[side].follow(request, outcome.turn, outcome.served)
         if request.fate == "failed":
             self.count["failed"] += 1
         for side, outcome in zip(SIDES, (old, new), strict=True):
@@ -157,13 +164,14 @@ class Simulation:
         """Who answers on each side."""
         old.as_recorded = _decided_by(old, request) or _same_target(old.decision, request)
         new.as_recorded = (
-            (old.as_recorded and _goes_as(old.decision, new.decision))
+            (old.as_recorded and _goes_as(old.decision, new.decision) and _known(new) in (None, _known(old)))
             or _decided_by(new, request)
             or _same_target(new.decision, request)
         )
         for outcome in (old, new):
             recorded = outcome.as_recorded and request.served is not None
-            outcome.served = request.served if recorded else self._world.serve(outcome.decision, request.facts)
+            elsewhere = self._world.serve(outcome.decision, request.facts, _known(outcome))
+            outcome.served = request.served if recorded else elsewhere
             mode = outcome.decision.cache.mode
             outcome.hit = request.fate == "hit" and mode != "off" and (mode == "semantic" or not request.semantic)
 
@@ -237,13 +245,23 @@ def _same_target(decision: Decision, request: Recorded) -> bool:
     return (decision.requested_tier or "") == request.tier and bool(request.tier)
 
 
+def _known(outcome: _Outcome) -> str | None:
+    """The model that its conversation prefers."""
+    return None if outcome.turn is None else outcome.turn.model
+
+
 def _goes_as(one: Decision, other: Decision) -> bool:
     return (one.tier, one.model, one.requested_tier) == (other.tier, other.model, other.requested_tier)
 
 
 def _differs(old: _Outcome, new: _Outcome) -> bool:
     """Whether the sides make different things of a request: another place, no hit, or a refusal."""
-    return not _goes_as(old.decision, new.decision) or old.hit != new.hit or old.stopped != new.stopped
+    return (
+        not _goes_as(old.decision, new.decision)
+        or old.served != new.served
+        or old.hit != new.hit
+        or old.stopped != new.stopped
+    )
 
 
 def _side(outcome: _Outcome) -> Side:

@@ -175,9 +175,26 @@ def _notes(done: Simulation) -> list[str]:
             )
         if old.escalate != new.escalate:
             notes.append(f"'{policy.name}' changes 'escalate': further steps are not replayed.")
+    notes += _of_conversations(done)
     if done.count["changed"]:
         notes.append(
             "requests that go elsewhere keep the share of their prompt that a backend had cached, and hits of the cache"
             " stay hits."
+        )
+    return notes
+
+
+def _of_conversations(done: Simulation) -> list[str]:
+    notes = []
+    old, new = (done.conversations[side] for side in SIDES)
+    if old.turns or new.turns:
+        notes.append(
+            f"conversations were followed over {new.turns:,} turns (now {old.turns:,}): {new.switches:,} switches of"
+            f" tier (now {old.switches:,}). The time to read one anew is not weighed."
+        )
+    if new.alone:
+        notes.append(
+            f"{new.alone:,} requests of policies with 'session' are decided alone: what conversation they are of is on"
+            " record only where the policy that decided them kept conversations."
         )
     return notes

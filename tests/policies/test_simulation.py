@@ -27,7 +27,7 @@ class World:
         self.rules = rules
         self.prices = {"small": 1, "large": 10}
 
-    def serve(self, decision: Decision, facts: Facts) -> Served | None:
+    def serve(self, decision: Decision, facts: Facts, known: str | None = None) -> Served | None:
         return Served(decision.tier, decision.tier) if decision.tier else None
 
     def cost(self, model: str, tokens: Tokens) -> tuple[int, int]:
