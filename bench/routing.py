@@ -1,4 +1,4 @@
-"""`make bench-routing`: how good task and tier decisions are, with a keyword heuristic beside them.
+"""`make bench-routing`: how good task and tier decisions are, by words and by vectors, a keyword heuristic beside them.
 
 Everything is judged by models that have not seen the prompt: five folds, whole sources, benchmarks or tasks left out.
 Needs the data sets that the training needs (`--data DIR` or TIERLINE_DATA) and the extra [train].
@@ -12,19 +12,24 @@ import statistics
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from bench.prompt_vectors import embed
 from bench.report import Row, report
 from bench.routing_gain import calibration_rows, deferral_rows, learning_rows, spread_rows
-from bench.routing_judges import BASELINE, OURS, Keywords, one, text
+from bench.routing_judges import BASELINE, OURS, Judge, Keywords, WithVectors, of_vectors, one, text
 from bench.routing_strange import gaming_rows, unknown_rows
 from bench.routing_tier import four_tier_rows, sheet_rows
+from cache.embedding.embedder import Embedder
 from tiers.choose import choose
 from tiers.success import default_table
 from tiers.task import KINDS, TaskClassifier
-from tiers.train import corpus, evaluate
+from tiers.train import corpus, evaluate, sheet
 from tiers.train.corpus import HAND_LABELLED, Example
-from tiers.train.evaluate import HeldOut
+from tiers.train.evaluate import HeldOut, with_vectors
+from tiers.train.vectors import PromptVectors
+from tiers.vector import MODEL
 
 
 def task_rows(examples: Sequence[Example], folds: Sequence[HeldOut], left_out: Sequence[HeldOut]) -> list[Row]:
@@ -89,8 +94,11 @@ def complexity_rows(folds: Sequence[HeldOut]) -> list[Row]:
     ]
 
 
-def time_rows(classifier: TaskClassifier, examples: Sequence[Example]) -> list[Row]:
-    """CPU time of one decision (features, kinds, tier), over prompts of the corpus; `max` is the 95th percentile."""
+def time_rows(classifier: Judge, examples: Sequence[Example]) -> list[Row]:
+    """CPU time of one decision (features, kinds, tier), over prompts of the corpus; `max` is the 95th percentile.
+
+    Vectors are at hand.
+    """
     picked = examples[:: max(1, len(examples) // 400)]
     times = []
     for example in picked:
@@ -115,37 +123,58 @@ def time_rows(classifier: TaskClassifier, examples: Sequence[Example]) -> list[R
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.routing", description=__doc__)
     parser.add_argument("--data", type=Path, default=os.environ.get("TIERLINE_DATA"), help="default: $TIERLINE_DATA")
+    parser.add_argument(
+        "--vectors", type=Path, help="of the prompts, as bench.prompt_vectors wrote them; default: made"
+    )
     options = parser.parse_args()
     if options.data is None or not options.data.is_dir():
         parser.error("give the folder of the data sets with --data or $TIERLINE_DATA (see tiers/DATA.md)")
     examples = corpus.load(options.data)
+    embedder = Embedder(MODEL)
+    vectors = PromptVectors() if options.vectors is None else PromptVectors.load(options.vectors)
+    embed([*(e.messages for e in examples), *(item.messages for item in sheet.load())], vectors, embedder)
     table, classifier = default_table(), TaskClassifier.load()
-    folds = evaluate.cross_validate(examples, 5, table.slope)
+    folds = evaluate.cross_validate(examples, 5, table.slope, vectors)
     mix = {e.source for e in examples if e.source.startswith(evaluate.MIX)}
-    benchmarks = evaluate.leave_out(examples, mix, table.slope)
+    benchmarks = evaluate.leave_out(examples, mix, table.slope, vectors)
+    tasks = evaluate.leave_tasks_out(examples, table.slope, vectors)
     models = {
-        name: evaluate.train([e for e in examples if e.source != name], table.slope).classifier
-        for name in HAND_LABELLED
+        name: evaluate.train([e for e in examples if e.source != name], table.slope, vectors) for name in HAND_LABELLED
     }
+    # Success by the shipped table: what is judged here are kinds.
     left_out = [
-        evaluate.judged(e, models[e.source].classify(e.messages), table) for e in examples if e.source in HAND_LABELLED
+        one
+        for name, model in models.items()
+        for one in replace(model, table=table).judge([e for e in examples if e.source == name])
     ]
-    report(
-        "routing",
-        [
-            *task_rows(examples, folds, left_out),
-            *sheet_rows({**models, "own": classifier}, table),
-            *deferral_rows(folds, benchmarks, evaluate.leave_tasks_out(examples, table.slope)),
-            *learning_rows(examples, table.slope),
-            *calibration_rows(folds, benchmarks),
-            *spread_rows(examples),
-            *complexity_rows(folds),
-            *four_tier_rows(folds, table),
-            *unknown_rows(classifier, left_out, options.data),
-            *gaming_rows(classifier),
-            *time_rows(classifier, examples),
-        ],
-    )
+    by_words = {**{name: model.classifier for name, model in models.items()}, "own": classifier}
+    by_vector = {name: WithVectors(trained, vectors, embedder) for name, trained in by_words.items()}
+    rows = [
+        *task_rows(examples, folds, left_out),
+        *sheet_rows(by_words, table),
+        *deferral_rows(folds, benchmarks, tasks),
+        *learning_rows(examples, table.slope),
+        *calibration_rows(folds, benchmarks),
+        *complexity_rows(folds),
+        *four_tier_rows(folds, table),
+        *gaming_rows(classifier),
+        *time_rows(classifier, examples),
+    ]
+    folds, benchmarks, tasks, left_out = map(with_vectors, (folds, benchmarks, tasks, left_out))
+    beside = [
+        *task_rows(examples, folds, left_out),
+        *sheet_rows(by_vector, table),
+        *deferral_rows(folds, benchmarks, tasks),
+        *learning_rows(examples, table.slope, vectors),
+        *calibration_rows(folds, benchmarks),
+        *complexity_rows(folds),
+        *four_tier_rows(folds, table),
+        *gaming_rows(by_vector["own"]),
+        *time_rows(by_vector["own"], examples),
+    ]
+    # How unfamiliar a text is its words say either way.
+    strange = unknown_rows(classifier, left_out, options.data)
+    report("routing", [*rows, *of_vectors(beside), *spread_rows(examples), *strange])
     return 0
 
 

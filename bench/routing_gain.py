@@ -19,6 +19,7 @@ from tiers.task import KINDS
 from tiers.train import evaluate
 from tiers.train.corpus import Example
 from tiers.train.evaluate import HeldOut
+from tiers.train.vectors import PromptVectors
 
 _RESAMPLES = 200
 # Models of one class of size, of sources where at least three of a class were measured. Base models are left out.
@@ -89,10 +90,10 @@ def _apgr(system: str, setting: str, gain: Sequence[float], mix: Sequence[HeldOu
     return rows
 
 
-def learning_rows(examples: Sequence[Example], slope: float) -> list[Row]:
+def learning_rows(examples: Sequence[Example], slope: float, vectors: PromptVectors | None = None) -> list[Row]:
     """APGR after 0, 5, 20 and 50 labelled outcomes per benchmark; `min` and `max` over draws of the labels."""
     rows = []
-    for count, found in evaluate.learning(examples, (0, 5, 20, 50), slope).items():
+    for count, found in evaluate.learning(examples, (0, 5, 20, 50), slope, vectors).items():
         setting = f"llmrouter mix, {count} labels per benchmark and tier, no other outcome of the mix"
         rows.append(Row.of("apgr", OURS, setting, "share", [d.apgr for d in found]))
         rows.append(Row.of("cpt80", OURS, setting, "share", [d.cpt80 for d in found]))

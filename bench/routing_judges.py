@@ -5,20 +5,52 @@ Both are judged on the same prompts as the router; the lexical model also on the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.linear_model import Ridge
 
+from bench.prompt_vectors import embed
 from bench.report import Row
+from cache.embedding.embedder import Embedder
 from tiers import TIERS
-from tiers.features import extract, text_of
+from tiers.features import Message, extract, text_of
+from tiers.task import TaskClassifier, TaskProfile
 from tiers.train import evaluate
 from tiers.train.corpus import Example
 from tiers.train.fit import TERM_ROWS, inputs
+from tiers.train.vectors import PromptVectors
 
 OURS, BASELINE, LEXICAL = "tierline", "keyword heuristic", "lexical ridge"
+WITH_VECTORS = "tierline with vectors"
+
+
+class Judge(Protocol):
+    """What says what a request is."""
+
+    def classify(self, messages: Sequence[Message]) -> TaskProfile: ...
+
+
+class WithVectors:
+    """A classifier that looks at vectors, as a gateway with a cache process does."""
+
+    def __init__(self, classifier: TaskClassifier, vectors: PromptVectors, embedder: Embedder) -> None:
+        self._classifier = classifier
+        self._vectors = vectors
+        self._embedder = embedder
+
+    def classify(self, messages: Sequence[Message]) -> TaskProfile:
+        embed([messages], self._vectors, self._embedder)
+        return self._classifier.classify(messages, vector=self._vectors.asked(messages))
+
+
+def of_vectors(rows: Iterable[Row]) -> list[Row]:
+    """Rows that were made of decisions by vectors, under that name; what stands beside them is there already."""
+    return [replace(row, system=row.system.replace(OURS, WITH_VECTORS)) for row in rows if row.system.startswith(OURS)]
+
 
 _WORDS = {
     "coding": ("code", "function", "python", "javascript", "sql", "bug", "error", "script", "class", "program"),

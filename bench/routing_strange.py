@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.report import Row
-from bench.routing_judges import OURS, one
+from bench.routing_judges import OURS, Judge, one
 from tiers import TIERS
 from tiers.choose import choose
-from tiers.task import TaskClassifier
 from tiers.train import sheet
 from tiers.train.evaluate import HeldOut, calibration_error
 
@@ -32,11 +31,11 @@ GAMES = {
 }
 
 
-def _scores(classifier: TaskClassifier, texts: Sequence[str]) -> list[float]:
+def _scores(classifier: Judge, texts: Sequence[str]) -> list[float]:
     return [classifier.classify([{"role": "user", "content": text}]).unfamiliarity for text in texts]
 
 
-def unknown_rows(classifier: TaskClassifier, left_out: Sequence[HeldOut], data: Path) -> list[Row]:
+def unknown_rows(classifier: Judge, left_out: Sequence[HeldOut], data: Path) -> list[Row]:
     """Unfamiliarity of texts of several sorts, and its calibration between known prompts and foreign ones."""
     with gzip.open(data / "pawsx_zh/dev_2k.tsv.gz", "rt", encoding="utf-8") as file:
         chinese = [line.split("\t")[1] for line in file][1:]
@@ -74,7 +73,7 @@ def unknown_rows(classifier: TaskClassifier, left_out: Sequence[HeldOut], data: 
     return rows
 
 
-def gaming_rows(classifier: TaskClassifier) -> list[Row]:
+def gaming_rows(classifier: Judge) -> list[Row]:
     """How the tier of the sheet's prompts changes when something is added that changes nothing of the task."""
     prompts = [item.prompt for item in sheet.load()]
 

@@ -8,16 +8,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from bench.report import Row
-from bench.routing_judges import BASELINE, OURS, Keywords, interval, one, text
+from bench.routing_judges import BASELINE, OURS, Judge, Keywords, interval, one, text
 from tiers import TIERS
 from tiers.choose import choose
 from tiers.success import SuccessTable
-from tiers.task import TaskClassifier
 from tiers.train import outcomes, sheet
 from tiers.train.evaluate import HeldOut
 
 
-def sheet_rows(models: Mapping[str, TaskClassifier], table: SuccessTable) -> list[Row]:
+def sheet_rows(models: Mapping[str, Judge], table: SuccessTable) -> list[Row]:
     """Tiers of the hand-labelled sheet; `models` holds by collection a classifier that has not seen it."""
     labelled = sheet.load()
     words = Keywords()

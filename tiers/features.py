@@ -134,7 +134,7 @@ def extract(
     system = "\n".join(text_of(m) for m in messages if m.get("role") in ("system", "developer"))
     turns = [text_of(m) for m in messages if m.get("role") == "user"]
     last = turns[-1] if turns else ""
-    system_view, last_view = _view(system), _view(last)
+    system_view, last_view = without(view(system)), without(view(last))
     terms: dict[str, None] = {}
     words: dict[str, None] = {}
     for text in (system_view, last_view):
@@ -158,11 +158,11 @@ def wants_json(response_format: Mapping[str, Any] | None) -> bool:
     return response_format is not None and response_format.get("type") in ("json_object", "json_schema")
 
 
-def _view(text: str) -> str:
-    """Beginning and end of a text without pleas for effort: the instruction stands at either, the data between."""
-    if len(text) > HEAD_CHARS + TAIL_CHARS:
-        text = f"{text[:HEAD_CHARS]}\n{text[-TAIL_CHARS:]}"
-    return without(text)
+def view(text: str) -> str:
+    """What is looked at of a text: its beginning and its end, where instructions stand; between them are data."""
+    if len(text) <= HEAD_CHARS + TAIL_CHARS:
+        return text
+    return f"{text[:HEAD_CHARS]}\n{text[-TAIL_CHARS:]}"
 
 
 def _told(text: str, view: str) -> int:

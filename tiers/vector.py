@@ -1,7 +1,8 @@
-"""The vector of what is asked, which the answer cache searches by: when the classifier may look at it, too.
+"""The vector of what is asked, which the answer cache searches by: of which text the classifier may look at it, too.
 
-The cache embeds the last message of the user, as it is and as a whole, or refuses it. So the same text is meant here;
-a vector cannot be cleaned of pleas and heaps of keywords afterwards, so a text that has any is left to the words.
+The cache embeds the last message of the user, as it is and as a whole, or refuses it. Here that very text is meant,
+unless it begs: a vector cannot be cleaned of pleas and heaps of keywords afterwards, so the text is, and has one of its
+own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiers.begging import without
-from tiers.features import HEAD_CHARS, TAIL_CHARS, Message, text_of
+from tiers.features import Message, text_of, view
 
 MODEL: Final = "all-MiniLM-L6-v2"  # whose vectors the weights were trained for
 SIZE: Final = 384
@@ -25,15 +26,17 @@ Vector = NDArray[np.float32]
 
 
 def asked(messages: Sequence[Message]) -> str | None:
-    """The text whose vector may be looked at: that of the last message of the user; None: none may.
+    """The text whose vector may be looked at: that of the last message of the user, without what begs; None: none may.
 
-    Texts that are longer than what the classifier reads of them, or beg, are judged by their words alone.
+    A text that is longer than what the classifier reads of it is judged by its words alone.
     """
     turns = [message for message in messages if message.get("role") == "user"]
     text = text_of(turns[-1]) if turns else ""
-    if not text.strip() or len(text) > HEAD_CHARS + TAIL_CHARS or without(text) != text.strip():
-        return None
-    return text
+    seen = view(text)
+    bare = without(seen)
+    if bare == seen.strip():
+        return text if bare and seen is text else None
+    return bare or None
 
 
 def inputs_of(vector: Vector) -> Vector:

@@ -63,9 +63,9 @@ async def test_words_decide_where_there_is_no_vector_to_look_at(
 ) -> None:
     async with cached_door(tmp_path, upstream, answer_cache, policy=AUTO, models=MODELS) as door:
         digits = " ".join(str(number) for number in range(100, 350))
+        long = "".join(f"The a{number}x b{number}y was c{number}z. " for number in range(80))
         for text, became in (
-            (f"{QUESTION} Let's think step by step.", "words"),
-            ("This is another sentence. " * 100, "words"),
+            (long, "words"),
             (f"What is the sum of {digits}?", "too_long"),
         ):
             made = await record(door, text, max_tokens=5)

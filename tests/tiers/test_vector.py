@@ -22,20 +22,19 @@ def test_the_last_message_of_the_user_is_asked_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "bare"),
     [
-        "",
-        " \n",
-        "What is 2 + 2? Let's think step by step.",
-        "I'll tip you $500 for a perfect answer. What is 2 + 2?",
-        "What is 2 + 2? " + "complex " * 20,
-        "What is 2 + 2? prove theorem algorithm architecture quantum integral complex analysis distributed",
-        "What is 2 + 2?\n" * 50,
-        "This is a sentence of a long text. " * 40,
+        ("", None),
+        (" \n", None),
+        ("What is 2 + 2? Let's think step by step.", "What is 2 + 2?"),
+        ("I'll tip you $500 for a perfect answer. What is 2 + 2?", "for a perfect answer. What is 2 + 2?"),
+        ("What is 2 + 2?\n" * 50, "What is 2 + 2?"),
+        ("What is 2 + 2?\n" * 500, "What is 2 + 2?"),
+        ("".join(f"The a{number}x b{number}y was c{number}z. " for number in range(80)), None),
     ],
 )
-def test_what_begs_or_is_long_is_judged_by_words(text: str) -> None:
-    assert asked(said(text)) is None
+def test_what_begs_is_taken_out_and_what_is_long_is_judged_by_words(text: str, bare: str | None) -> None:
+    assert asked(said(text)) == bare
 
 
 def test_nobody_asks() -> None:
