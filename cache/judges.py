@@ -6,6 +6,7 @@ that was wrong and is called the same would hide a false hit.
 
 from __future__ import annotations
 
+import re
 from typing import Protocol
 
 import msgspec
@@ -18,8 +19,10 @@ from cache.entry import Entry
 from cache.words.guards import objection
 from cache.words.text import normal_form
 
-# Cosine from which two answers may say the same; the guards look at the words all the same.
+# Cosine from which two answers may say the same; guards and names are looked at all the same.
 SAME_COSINE = 0.9
+# A word with a capital behind one without a mark at its end: within a sentence that is a name.
+_NAME = re.compile(r"(?<=[^\W\d_] )[A-Z]\w+")
 
 
 class Embeds(Protocol):
@@ -65,7 +68,7 @@ def equal(first: str, second: str) -> bool:
 
 
 async def alike(first: str, second: str, embedder: Embeds | None) -> bool:
-    """Whether two answers lie near each other and no guard objects.
+    """Whether two answers lie near each other, hold the same names, and no guard objects.
 
     Raises:
         NoVerdict: the embedder is not there (`no_embedder`), busy (`overloaded`), or cannot read one of them
@@ -79,7 +82,12 @@ async def alike(first: str, second: str, embedder: Embeds | None) -> bool:
         raise NoVerdict(refusal.reason) from None
     except Overloaded:
         raise NoVerdict("overloaded") from None
-    return float(one @ other) >= SAME_COSINE and objection(first, second) is None
+    return float(one @ other) >= SAME_COSINE and same_words(first, second)
+
+
+def same_words(first: str, second: str) -> bool:
+    """Whether nothing in the words says that two answers differ."""
+    return set(_NAME.findall(first)) == set(_NAME.findall(second)) and objection(first, second) is None
 
 
 def _plain(text: str) -> str:

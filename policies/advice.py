@@ -32,7 +32,15 @@ def warnings_of(document: Document, policy: Policy, leftovers: Sequence[Leftover
         warn(path if item.by else (*path, "when"), _why_unreachable(item))
     if policy.document.audit is not None and not policy.needs_profile:
         warn(("audit",), "no rule looks at what is asked, nor is one 'tier: auto': nothing is learnt, nor compared.")
-    judges = policy.cache.judge_tier
+    cache = policy.cache
+    if cache.mode == "semantic" and cache.max_false_hit_rate is not None and cache.judge == "embedding":
+        key = "judge" if "judge" in cache.model_fields_set else "max_false_hit_rate"
+        warn(
+            ("cache", key),
+            "judge 'embedding' reads labels and short facts; of answers in prose it calls most that say the same"
+            " different, so few hits are given. For prose: 'judge: model' with a 'judge_tier'; for labels: 'exact'.",
+        )
+    judges = cache.judge_tier
     served = policy.tiers_served
     if served is None:
         return found

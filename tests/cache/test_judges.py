@@ -41,6 +41,17 @@ def test_equal(first: str, second: str, same: bool) -> None:
         ("It takes 3 working days.", "It takes 5 working days.", False),
         ("The capital of France is Paris.", "The capital of France is Lyon.", False),
         ("Yes, the card is free.", "Bees make honey.", False),
+        # Names, which guards for questions do not always see in longer texts.
+        (
+            "The museum opened late. Its founder lived in America until the war, and then moved to the coast.",
+            "The museum opened late. Its founder lived in Portugal until the war, and then moved to the coast.",
+            False,
+        ),
+        (
+            "The museum opened late. Its founder lived in America until the war, and then moved to the coast.",
+            "- The museum opened late.\n- Its founder lived in America until the war, and then moved to the coast.",
+            True,
+        ),
     ],
 )
 async def test_alike(embedder: Embedder, first: str, second: str, same: bool) -> None:
@@ -48,6 +59,19 @@ async def test_alike(embedder: Embedder, first: str, second: str, same: bool) ->
     batcher.start()
     assert await judges.alike(first, second, batcher) is same
     await batcher.close()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        ("We met in Rome and Paris.", "We met in Paris and Rome.", True),
+        ("We met in Rome.", "We met in Rome. Ask Anna.", False),  # in doubt: different
+        ("Take the A train, then I will call.", "Take the A train. Then I will call.", True),  # one letter is no name
+    ],
+)
+def test_same_words(first: str, second: str, same: bool) -> None:
+    assert judges.same_words(first, second) is same
+    assert judges.same_words(second, first) is same
 
 
 async def test_what_the_embedder_cannot_read_has_no_verdict(embedder: Embedder) -> None:

@@ -96,6 +96,22 @@ def test_faults(tmp_path: Path, body: str, line: int, words: str, suggestion: st
 
 
 @pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ("cache:\n  max_false_hit_rate: 0.01\n", 5),
+        ("cache:\n  max_false_hit_rate: 0.01\n  judge: embedding\n", 6),
+        ("cache:\n  max_false_hit_rate: 0.01\n  judge: exact\n", None),
+        ("cache:\n  max_false_hit_rate: 0.01\n  judge: model\n  judge_tier: small\n", None),
+        ("cache:\n  threshold: 0.9\n", None),
+    ],
+)
+def test_a_judge_that_reads_no_prose_is_warned_of(tmp_path: Path, body: str, line: int | None) -> None:
+    found = load(write(tmp_path, p=policy("p", body))).warnings
+    assert [warning.line for warning in found] == ([] if line is None else [line])
+    assert all("'judge: model'" in warning.message for warning in found)
+
+
+@pytest.mark.parametrize(
     ("body", "line", "words"),
     [
         ("cache:\n  mode: off\n  ttl: 24h\n", 6, "'ttl' has no effect with 'mode: off'"),
