@@ -22,6 +22,7 @@ from engine.layers import native
 from engine.layers.attention import AttentionBackend, AttentionConfig, LongArray, StepGeometry
 from engine.layers.device import build_attention, build_ops
 from engine.loader import OpenModel, open_model
+from engine.loader.progress import reported
 from engine.memory import (
     Demand,
     MemoryLedger,
@@ -303,7 +304,8 @@ def load_runner(
     )
     attention = build_attention(config)
     ops = build_ops(target)
-    decoder = Decoder(source, policy, attention, ops, max_position=max_model_len)
+    with reported(source, model.path.name) as counted:
+        decoder = Decoder(counted, policy, attention, ops, max_position=max_model_len)
     sampler = Sampler(end_ids(model.info.tokenizer))
     runner = ModelRunner(decoder, attention, sampler, max_model_len=max_model_len, precision=precision)
     runner.warm_up()

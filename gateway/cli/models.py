@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from gateway.cli import models_plan
 from gateway.cli.common import Column, ConfigOption, Exit, JsonOption, fail, print_json, print_table, settings_or_exit
 from gateway.models.catalog import CATALOG, CatalogEntry
 from gateway.models.download import Progress
@@ -18,6 +19,7 @@ from gateway.models.errors import ModelError
 from gateway.models.store import LocalModel, ModelStore, Pulled
 
 app = typer.Typer(no_args_is_help=True)
+app.command(name="plan")(models_plan.plan)
 
 DataDirOption = Annotated[
     Path | None,

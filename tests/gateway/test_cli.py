@@ -25,7 +25,7 @@ CONTRACT = {
     "doctor": [],
     "explain": [],
     "cache": ["stats", "purge", "evaluate"],
-    "models": ["list", "pull"],
+    "models": ["list", "plan", "pull"],
     "keys": ["create", "list", "set", "rotate", "revoke"],
     "owners": ["list", "create", "set", "usage"],
     "policy": ["check", "explain", "test", "simulate", "history", "show", "diff", "rollout"],
