@@ -36,6 +36,8 @@ def simulated(trace: Path, most: int | None) -> Iterator[Row]:
         speed = load * replicas * PREFILL_PER_S / per_s
         setting = f"replicas={replicas} load={load:g} gateways={gateways} requests={len(asked)}"
         for kind in SYSTEMS:
+            if kind == "tierline_shared" and gateways == 1:
+                continue  # there is nobody to tell
             found = replay(asked, kind, replicas, speed, gateways=gateways)
             print(f"{setting} {kind}: {found}", file=sys.stderr, flush=True)
             yield Row.of(SIMULATED + "prefix_hit_share", kind, setting, "of prompt tokens", [found.hit_share])

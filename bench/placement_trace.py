@@ -156,10 +156,11 @@ class Plain:
 
 
 class Placed:
-    """The gateway's own. `events`: the replicas tell their pages."""
+    """The gateway's own. `events`: replicas tell their pages. `others`: gateways that tell each other what they do."""
 
-    def __init__(self, replicas: int, *, events: bool) -> None:
+    def __init__(self, replicas: int, *, events: bool, others: list[Placed] | None = None) -> None:
         self._events = events
+        self._others = others
         self._index = PrefixIndex(remember_s=3600, remember_tokens=CACHE_TOKENS)
         self._replicas = _replicas(replicas)
         self._placer = Placer(self._replicas, MAX_NUM_SEQS, index=self._index)
@@ -167,12 +168,23 @@ class Placed:
         if events:
             for replica in self._replicas:
                 self._index.begin(replica, "space")
+        if others is not None:
+            others.append(self)
+            self._index.tell = self._tell
+
+    def _tell(self, replica: Replica, part: Chain, before: int) -> None:
+        assert self._others is not None
+        place = self._replicas.index(replica)
+        for other in self._others:
+            if other is not self:
+                other._index.heard(other._replicas[place], part, before, self._now)
 
     def choose(self, number: int, asked: Asked, now: float) -> int:
         # The length of the answer is not known beforehand: the mean of the trace.
         placement = self._placements[number] = Placement(asked.prompt_tokens, 343, chain=asked.chain())
         replica = self._placer.choose(self._replicas, placement, now)
         assert replica is not None
+        self._now = now
         self._placer.begin(replica, placement, now)
         replica.outstanding += 1
         return self._replicas.index(replica)
@@ -192,13 +204,16 @@ class Placed:
             self._index.change(self._replicas[replica], news.removed, news.stored)
 
 
-def _gateway(kind: str, replicas: int) -> Gateway:
-    if kind.startswith("tierline"):
-        return Placed(replicas, events=kind == "tierline_events")
-    return Plain(kind, replicas)
+def _gateways(kind: str, replicas: int, number: int) -> Sequence[Gateway]:
+    if not kind.startswith("tierline"):
+        return [Plain(kind, replicas) for _ in range(number)]
+    together: list[Placed] | None = [] if kind == "tierline_shared" else None
+    return [Placed(replicas, events=kind == "tierline_events", others=together) for _ in range(number)]
 
 
-SYSTEMS = ("random", "round_robin", "power_of_two", "consistent_hash", "tierline_sent", "tierline_events")
+SYSTEMS = (
+    "random", "round_robin", "power_of_two", "consistent_hash", "tierline_sent", "tierline_shared", "tierline_events",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +233,7 @@ def replay(
     not."""
     random.seed(seed)
     servers = [Server(number) for number in range(replicas)]
-    doors = [_gateway(kind, replicas) for _ in range(gateways)]
+    doors = _gateways(kind, replicas, gateways)
     came: dict[int, tuple[float, int]] = {}
     ttft: list[float] = []
     steps: list[tuple[float, int]] = []  # when the step of a server ends

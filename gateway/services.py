@@ -66,6 +66,7 @@ from tiers.task import TaskClassifier, default_classifier
 if TYPE_CHECKING:
     from gateway.access.counters_shared import SharedLimiter
     from gateway.flights.shared import SharedFlights
+    from gateway.routing.shared_prefixes import SharedPrefixes
 
 logger = logging.getLogger("tierline")
 policy_logger = logging.getLogger("tierline.policies")
@@ -115,6 +116,7 @@ class Services:
     pools: dict[str, Pool]
     dispatcher: Dispatcher
     placing: Placing
+    shared_prefixes: SharedPrefixes | None
     judges: Judges
     checks: Checks
     http: HttpClient
@@ -240,7 +242,15 @@ class Services:
             if pool.feeds is not None:
                 pool.feeds.start()
             stack.push_async_callback(pool.aclose)
-        self.placing = Placing(settings, self.pools, self.estimator)
+        self.shared_prefixes = None
+        shared_key = None
+        if settings.storage.redis_url is not None:
+            from gateway.routing.shared_prefixes import open_shared_prefixes
+
+            self.shared_prefixes = await open_shared_prefixes(settings, self.pools, self.metrics.prefixes_told)
+            stack.push_async_callback(self.shared_prefixes.stop)
+            shared_key = bytes.fromhex(secret.digest("placement"))  # or no gateway would know another's digests
+        self.placing = Placing(settings, self.pools, self.estimator, shared_key)
         self.metrics.registry.register(BackendCollector(self.pools))
         self.dispatcher = Dispatcher(self.pools, Limits(settings.failover.max_attempts, settings.failover.total_s))
         self.watching = Watching(self)

@@ -107,9 +107,15 @@ class Metrics:
             ["policy", "rule", "when", "action"],
             registry,
         )
+        self.prefixes_told = Counts(
+            "tierline_placement_told_total",
+            "Beginnings of prompts that were to be told to other gateways: told, shortened, dropped (too many bytes).",
+            ["outcome"],
+            registry,
+        )
         self.embeddings = Counts(
             "tierline_routing_embeddings_total",
-            "Requests whose vector the classifier was to see, by what became of it: used, words, or why there was none.",
+            "Requests whose vector the classifier was to see, by what became of it: used, words, or why there is none.",
             ["outcome"],
             registry,
         )

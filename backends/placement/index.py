@@ -15,10 +15,16 @@ from backends.placement.chain import Chain
 from backends.placement.pages import PageSpace
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from backends.replica import Replica
+
+    Tell = Callable[["Replica", Chain, int], None]
 
 MOMENT_S = 15.0  # in which the pages of what was sent are told
 MOST_SENT = 100_000  # beginnings per replica
+# What others were told of within this part of the time that it is remembered is no news to them.
+_TOLD_AGAIN = 0.5
 
 
 class Sent:
@@ -40,14 +46,15 @@ class Sent:
                 return tokens
         return 0
 
-    def add(self, chain: Chain, now: float) -> None:
+    def add(self, chain: Chain, now: float, before: int = 0) -> None:
+        """A prompt was sent, or the part of its chain that comes after `before` tokens."""
         known = self._beginnings
         # The end first: as in a server's cache, the beginning of a prompt, which others share, outlives its end.
         for number in range(len(chain) - 1, -1, -1):
             digest, tokens = chain[number]
-            own = tokens - chain[number - 1][1] if number else tokens
-            before = known.pop(digest, None)
-            self._tokens += own - (before[0] if before else 0)
+            own = tokens - (chain[number - 1][1] if number else before)
+            older = known.pop(digest, None)
+            self._tokens += own - (older[0] if older else 0)
             known[digest] = (own, now)
         while known and (self._tokens > self._most_tokens or len(known) > MOST_SENT):
             _, (tokens, _) = known.popitem(last=False)
@@ -64,9 +71,14 @@ class PrefixIndex:
     Args:
         remember_s: how long a server is taken to keep what was sent to it.
         remember_tokens: how many tokens it is taken to keep.
+
+    Attributes:
+        tell: gets what goes to replicas that do not tell their pages, for other gateways: the replica, the part of the
+            chain that is news, and the tokens before it.
     """
 
     def __init__(self, remember_s: float, remember_tokens: int) -> None:
+        self.tell: Tell | None = None
         self._remember_s = remember_s
         self._remember_tokens = remember_tokens
         self._sent: dict[Replica, Sent] = {}
@@ -103,11 +115,25 @@ class PrefixIndex:
 
     def sent(self, chain: Chain, replica: Replica, now: float) -> None:
         """A request goes to this replica."""
-        if chain:
-            known = self._sent.get(replica)
-            if known is None:
-                known = self._sent[replica] = Sent(self._remember_tokens)
-            known.add(chain, now)
+        if not chain:
+            return
+        known = self._of(replica)
+        if self.tell is not None and replica not in self._telling:
+            told = known.hit(chain, now, self._remember_s * _TOLD_AGAIN, 0)
+            if part := tuple(link for link in chain if link[1] > told):
+                self.tell(replica, part, told)
+        known.add(chain, now)
+
+    def heard(self, replica: Replica, part: Chain, before: int, now: float) -> None:
+        """Another gateway has sent a prompt to this replica; the part of its chain after `before` tokens is news."""
+        if replica not in self._telling:
+            self._of(replica).add(part, now, before)
+
+    def _of(self, replica: Replica) -> Sent:
+        known = self._sent.get(replica)
+        if known is None:
+            known = self._sent[replica] = Sent(self._remember_tokens)
+        return known
 
     def answered(self, chain: Chain, replica: Replica, page: bytes) -> None:
         """The replica's answer says in which page the prompt ended."""

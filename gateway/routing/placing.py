@@ -1,7 +1,7 @@
 """What a request says of itself to the backends that have several replicas: how long it is, and how it begins.
 
-Where no candidate's backend has a choice, nothing is said and nothing computed. Beginnings are digests with a key of
-this process; how they are found again is the business of `backends/placement/`.
+Where no candidate's backend has a choice, nothing is said and nothing computed. Beginnings are digests with a secret
+key; how they are found again is the business of `backends/placement/`.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class Placing:
-    """Knows which backends have a choice."""
+    """Knows which backends have a choice. `key`: of digests that other gateways are to know; else the process's own."""
 
-    def __init__(self, settings: Settings, pools: Mapping[str, Pool], estimator: OutputEstimator) -> None:
+    def __init__(
+        self, settings: Settings, pools: Mapping[str, Pool], estimator: OutputEstimator, key: bytes | None = None
+    ) -> None:
         placers = {name: pool.placer for name, pool in pools.items() if pool.placer is not None}
         self._backends = frozenset(placers)
         self._by_prefix = frozenset(name for name, placer in placers.items() if placer.index is not None)
         self._salted = frozenset(name for name in settings.backends if salted(settings, name))
         self._estimator = estimator
-        self._key = secrets.token_bytes(32)
+        self._key = key or secrets.token_bytes(32)
 
     def chooses(self, candidates: Sequence[Candidate]) -> bool:
         """Whether one of these backends has several replicas."""
