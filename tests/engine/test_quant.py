@@ -142,6 +142,19 @@ def test_rounding_to_eight_bits() -> None:
     assert np.array_equal(blocks.minimum, blocks.minimum.astype(np.float16))
 
 
+def test_what_eight_bits_add_to_six() -> None:
+    """Of weights rounded as Q6_K rounds them, to 63 levels per 16 columns: a few per cent of their error."""
+    weights = np.random.default_rng(0).standard_normal((200, 64, 32)).astype(np.float32)
+    halves = weights.reshape(-1, 16)
+    step = np.abs(halves).max(-1, keepdims=True) / 31
+    six_bits = (np.rint(halves / step) * step).reshape(weights.shape)
+    before, after = (np.sqrt(np.mean((found - weights.reshape(200, -1)) ** 2)) for found in (
+        six_bits.reshape(200, -1), recompose(requantize(six_bits))
+    ))  # fmt: skip
+    assert before == pytest.approx(0.0192, rel=0.02)
+    assert after == pytest.approx(0.0198, rel=0.02)
+
+
 def untile(weight: TiledWeight) -> np.ndarray:
     """The numbers of a tiled matrix, element by element."""
     tiles, columns = len(weight.data), weight.shape[1]
