@@ -16,8 +16,13 @@ from policies.facts import PROFILE_VARIABLES, VARIABLES, Facts
 from policies.load import Policy, PolicySet, Subject
 from policies.rules import Rule
 from policies.schema.escalation import Escalate
+from tiers.task import BY_VECTOR
 
 _LONG = 60  # characters of a text variable that are worth showing
+_JUDGED = {
+    "words": "by its words; where a cache process answers in time, a gateway goes by the text's vector as well",
+    "vector": "by its words and its vector; without a cache process the words alone decide, and may do otherwise",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,14 @@ class Explanation:
     decision: Decision
     rules: tuple[RuleOutcome, ...]
     tried: str = ""
+
+    @property
+    def judged(self) -> str | None:
+        """What the classifier looked at, if the policy asks it: `words` or `vector`."""
+        profile = self.facts.profile
+        if profile is None or not self.policy.needs_profile:
+            return None
+        return "vector" if profile.features.get(BY_VECTOR) else "words"
 
     def as_json(self) -> dict[str, Any]:
         """Plain data: policy, decision, rules, facts, settings."""
@@ -75,6 +88,7 @@ class Explanation:
                 for item in self.rules
             ],
             "facts": shown(self.facts),
+            "judged": self.judged,
             "settings": {
                 "on_abort": decision.on_abort.model_dump(mode="json"),
                 "escalate": decision.escalate.model_dump(mode="json") if decision.escalate else None,
@@ -107,6 +121,8 @@ class Explanation:
             lines.append(
                 "table    as shipped; a gateway that has learnt may decide otherwise: tierline explain REQUEST_ID"
             )
+        if self.judged:
+            lines.append(f"judged   {_JUDGED[self.judged]}")
         lines.append("rules")
         lines += [f"  line {i.rule.line:<4} {i.rule.name:<24} {target(i.rule):<14} {i.outcome}" for i in self.rules]
         if not self.rules:

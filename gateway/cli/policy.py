@@ -79,6 +79,7 @@ def explain(
 
     Exit code 1: the policies have errors; 2: the request or an option cannot be used.
     """
+    from gateway.cli.vectors import vector_of
     from policies.explain import explain as explain_request
     from policies.facts import Context, from_chat
     from policies.load import Subject, load
@@ -117,6 +118,7 @@ def explain(
         tools=bool(body.get("tools")),
         response_format=body.get("response_format"),
         max_tokens=body.get("max_completion_tokens") or body.get("max_tokens"),
+        vector=vector_of(body["messages"], config),
     )
     explanation = explain_request(found, subject, from_chat(body, context, profile))
     if as_json:

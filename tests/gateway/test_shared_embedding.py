@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ from gateway.ledger.schema import decisions
 from gateway.routing.record import decide_again
 from tests.gateway.cached_door import SEMANTIC, cached_door
 from tests.gateway.front_door import FrontDoor, configuration, front_door
+from tests.policies.test_policy_command import run
 
 AUTO = SEMANTIC.replace("{tier: small}", "{tier: auto}")
 MODELS = {tier: {"tier": tier} for tier in ("small", "medium", "large", "xlarge")}
@@ -139,3 +141,24 @@ async def test_a_cache_process_that_is_not_there(tmp_path: Path, upstream: MockU
     document = configuration({"up": upstream}, {name: {"backend": "up", **values} for name, values in MODELS.items()})
     async with front_door(tmp_path, {**document, "cache": {}}, policy=AUTO) as door:
         assert (await record(door, QUESTION)).features["embedding"] == "unavailable"
+
+
+def test_explain_asks_the_cache_process_that_runs_here(tmp_path: Path, answer_cache: Path) -> None:
+    (tmp_path / "tierline.yaml").write_text(
+        "version: 1\nmodels: {m: {tier: small, backend: b}}\nbackends: {b: {base_urls: [http://127.0.0.1:1/v1]}}\n"
+    )
+    (tmp_path / "policies").mkdir()
+    (tmp_path / "policies" / "default.yaml").write_text(AUTO)
+    request = json.dumps({"messages": [{"role": "user", "content": QUESTION}]})
+
+    def judged() -> Any:
+        found = run(tmp_path, "policy", "explain", "--file", "-", "--json", stdin=request)
+        assert found.returncode == 0, found.stderr
+        return json.loads(found.stdout)["judged"]
+
+    assert judged() == "words"
+    (tmp_path / "var" / "run").mkdir(parents=True)
+    (tmp_path / "var" / "run" / "cache.sock").symlink_to(answer_cache)
+    assert judged() == "vector"
+    text = run(tmp_path, "policy", "explain", "--file", "-", stdin=request).stdout
+    assert "judged   by its words and its vector" in text
