@@ -31,7 +31,9 @@ class Quantization:
 
 def read_quantization(path: Path, config: Mapping[str, Any]) -> Quantization | None:
     """Of a parsed config.json at `path`; None: plain floats. Raises ModelFileError for a method not supported."""
-    found = config.get("quantization_config", config.get("text_config", {}).get("quantization_config"))
+    found, inner = config.get("quantization_config"), config.get("text_config")
+    if found is None and isinstance(inner, Mapping):
+        found = inner.get("quantization_config")
     if found is None:
         return None
     if not isinstance(found, Mapping):
@@ -66,11 +68,11 @@ def _compressed(path: Path, found: Mapping[str, Any]) -> Quantization:
         scheme = group.get("weights") if isinstance(group, Mapping) else None
         if isinstance(scheme, Mapping):
             weights.append(scheme)
-    kinds = {(scheme.get("type", "int"), scheme.get("num_bits")) for scheme in weights}
+    kinds = {(str(scheme.get("type", "int")), str(scheme.get("num_bits"))) for scheme in weights}
     blocks = {tuple(scheme["block_structure"]) for scheme in weights if scheme.get("block_structure")}
     form = found.get("format")
-    if len(kinds) != 1 or len(blocks) > 1 or not kinds <= {("int", 4), ("float", 8)}:
-        described = ", ".join(f"{kind} of {bits} bits" for kind, bits in sorted(kinds, key=str)) or "no scheme"
+    if len(kinds) != 1 or len(blocks) > 1 or not kinds <= {("int", "4"), ("float", "8")}:
+        described = ", ".join(f"{kind} of {bits} bits" for kind, bits in sorted(kinds)) or "no scheme"
         raise ModelFileError(path, f"compressed-tensors with {described} is not supported", _REMEDY)
     ((kind, _),) = kinds
     if form not in _COMPRESSED_FORMATS[kind]:

@@ -36,7 +36,7 @@ def _parse(text: str, units: dict[str, int], what: str) -> int:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m engine.planning", description=__doc__)
+    parser = argparse.ArgumentParser(prog="tierline models plan", description=__doc__)
     parser.add_argument("model", help="a GGUF file, a model folder, a config.json, or a public model's name")
     parser.add_argument("--gpu-memory", required=True, help="such as 80GB")
     parser.add_argument("--context", default="4k", help="tokens of a request, such as 32k")
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> None:
         )
         ledger = make_ledger(source.spec, source.stored_bytes, workload)
     except (ModelFileError, ValueError) as error:
-        print(error, file=sys.stderr)
+        print(f"tierline: {error}", file=sys.stderr)
         sys.exit(2)
     print(json.dumps({"model": source.name} | ledger.as_dict()))
 

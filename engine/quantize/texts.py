@@ -22,7 +22,7 @@ def token_rows(text: str, tokenizer: Tokenizer, length: int, most: int) -> tuple
 
     Every row begins as the model wants a text to begin. Raises ValueError for a text too short for one row of each.
     """
-    start = tokenizer.encode("")  # the model's BOS, if it has one
+    start = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
     token_ids = tokenizer.encode(text, add_special=False, parse_special=False)
     step = length - len(start)
     rows = [[*start, *token_ids[at : at + step]] for at in range(0, len(token_ids) - step + 1, step)]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from gateway.cli.common import Column, ConfigOption, Exit, JsonOption, fail, print_json, print_table, settings_or_exit
+from gateway.cli.common import Column, ConfigOption, Exit, JsonOption, print_json, print_table, settings_or_exit
+from gateway.cli.engine_process import ask_engine
 from gateway.models.store import ModelStore
 
 
@@ -34,13 +32,9 @@ def plan(
 
     Example: `tierline models plan llama-3.1-8b --gpu-memory 80GB --context 32k --parallel 64`.
     """
-    command = [sys.executable, "-m", "engine.planning", _path(model, config), "--gpu-memory", gpu_memory]
-    command += ["--context", context, "--parallel", str(parallel)]
-    command += ["--quantization", quantization] if quantization else []
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        fail(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "the plan failed", Exit.USAGE)
-    ledger = json.loads(done.stdout)
+    arguments = [_path(model, config), "--gpu-memory", gpu_memory, "--context", context, "--parallel", str(parallel)]
+    arguments += ["--quantization", quantization] if quantization else []
+    ledger = ask_engine("engine.planning", arguments)
     if as_json:
         print_json(ledger)
     else:
