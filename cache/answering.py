@@ -26,8 +26,6 @@ from cache.store.places import Loading
 from cache.verifier.neighbours import NEIGHBOURS, Candidate, Neighbour, candidate
 from cache.wire import (
     Case,
-    FeedbackReply,
-    FeedbackRequest,
     LookupReply,
     LookupRequest,
     StoreReply,
@@ -112,17 +110,20 @@ class Answering:
         if request.same:
             self._become_alias_later(pending, pending.found)
 
-    def feedback(self, request: FeedbackRequest) -> FeedbackReply:
-        """Forget a bad answer and learn from it; learn from a good one."""
-        entry_ids = self._learning.feedback(request.request_id, request.team_id, request.good)
+    def rate(self, request_id: str, team_id: str, good: bool) -> int | None:
+        """Forget a bad answer and learn from it; learn from a good one.
+
+        Returns: how many answers were forgotten; None where the request is not on record for that team.
+        """
+        entry_ids = self._learning.feedback(request_id, team_id, good)
         if entry_ids is None:
-            return FeedbackReply(request.id, False)
+            return None
         evicted = 0
-        for entry_id in entry_ids if not request.good else ():
+        for entry_id in entry_ids if not good else ():
             answer_id = self._store.answer_of(entry_id)
             if answer_id is not None and self._store.forget(answer_id):
                 evicted += 1
-        return FeedbackReply(request.id, True, evicted)
+        return evicted
 
     async def close(self) -> None:
         """End the comparisons under way."""

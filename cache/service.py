@@ -107,9 +107,9 @@ class Service:
         self._replica = self._open_replica()
         self._lessons: Lessons | None = None
         if config.redis_url is not None:
-            self._learning.sharing = self._lessons = open_lessons(
-                self._keeper, config.redis_url, embedder=self._fingerprint
-            )
+            rate = self._answering.rate
+            self._lessons = open_lessons(self._keeper, config.redis_url, embedder=self._fingerprint, rate=rate)
+            self._learning.sharing = self._lessons
 
     def _open_replica(self) -> Replica | None:
         config = self._config
@@ -275,7 +275,7 @@ class Service:
                 self._answering.judged(request)
                 return wire.DoneReply(request.id)
             case wire.FeedbackRequest():
-                return self._answering.feedback(request)
+                return await self._feedback(request)
             case wire.SharedRequest():
                 self._learning.shared(request.asker, request.answer_of)
                 return wire.DoneReply(request.id)
@@ -304,6 +304,13 @@ class Service:
             return wire.PurgeReply(request.id, sum([await self._store.purge(purge) for purge in purges]))
         done = await self._replica.purge(*purges)
         return wire.PurgeReply(request.id, done.removed, done.confirmed, done.unconfirmed)
+
+    async def _feedback(self, request: wire.FeedbackRequest) -> wire.FeedbackReply:
+        """Take a user's word on an answer, also of another process."""
+        evicted = self._answering.rate(*(word := (request.request_id, request.team_id, request.good)))
+        if evicted is None and self._lessons is not None:
+            evicted = await self._lessons.ask_others(*word)
+        return wire.FeedbackReply(request.id, evicted is not None, evicted or 0)
 
     async def _embed(self, request: wire.EmbedRequest) -> wire.Reply:
         if self.batcher is None:

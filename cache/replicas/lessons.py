@@ -15,8 +15,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import time
 import uuid
 from collections import deque
+from collections.abc import Callable
 from typing import Final, Literal
 
 import msgspec
@@ -33,24 +35,44 @@ _FIT_MS: Final = 2000
 # The log keeps twenty times as many.
 _KEEP_EVERY: Final = 1000
 
+_HEARD_S: Final = 1.0
+_ASK_AGAIN_S: Final = 0.02
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Event)
+
+
+Rate = Callable[[str, str, bool], int | None]
 
 
 class _Gap(Exception):
     """Lessons are missing."""
 
 
+class _Rating(msgspec.Struct, frozen=True, array_like=True):
+    """A user's word on an answer; `id` is of the rating."""
+
+    id: str
+    request_id: str
+    team_id: str
+    good: bool
+
+
+_ratings = msgspec.msgpack.Decoder(_Rating)
+
+
 class _Item(msgspec.Struct, frozen=True):
     """What is to be sent: an event, a promise that is new here (`found`), or one as it stands after lesson `n`.
 
-    `count` numbers the events of this process, so that Redis takes each once, however often it is sent.
+    `count` numbers the events of this process, so that Redis takes each once, however often it is sent. `applied`: this
+    process has learned it already, alone.
     """
 
     kind: Literal["event", "found", "keep"]
     rule: Rule
     event: Event | None = None
     count: int = 0
+    applied: bool = False
     n: int = 0
     dump: bytes = b""
 
@@ -63,8 +85,14 @@ class Lessons:
         connected: whether lessons go to all and come from all.
     """
 
-    def __init__(self, keeper: Keeper, link: Link, *, meaning: str) -> None:
-        """`meaning`: what the numbers of a lesson depend on, such as embedder and verifier; others are left out."""
+    def __init__(self, keeper: Keeper, link: Link, *, meaning: str, rate: Rate = lambda *_: None) -> None:
+        """
+        Args:
+            meaning: what the numbers of a lesson depend on, such as embedder and verifier; others are left out.
+            rate: takes a user's word on an answer of this process: request, team, whether it was good. It returns how
+                many answers that evicted, None where the request is not on record here.
+        """
+        self._rate = rate
         self.connected = False
         self._keeper = keeper
         self._link = link
@@ -74,6 +102,7 @@ class Lessons:
         self._count = 0
         self._items: deque[_Item] = deque()
         self._wake = asyncio.Event()
+        self._shared = False  # from when a session begins to take over what others know
         self._dataset: str | None = None
         self._n = 0
         self._reached: dict[str, int] = {}  # by promise: the lesson after which it stands
@@ -84,9 +113,9 @@ class Lessons:
     def tell(self, event: Event) -> bool:
         """Tell everybody; True: it comes back, and is applied then. False: the caller has to apply it."""
         name = self._name_of(event.rule)
-        if not self.connected:
+        if not self._shared:
             if isinstance(event, Lesson):
-                self._push(msgspec.structs.replace(event, regime=NO_REGIME))
+                self._push(msgspec.structs.replace(event, regime=NO_REGIME), applied=True)
             return False
         if name not in self._reached and name not in self._announced:
             self._announced.add(name)
@@ -98,13 +127,35 @@ class Lessons:
 
     async def may_fit(self, rule: Rule) -> bool:
         """Whether this process is the one to find a bar anew now. Alone it is."""
-        if not self.connected:
+        if not self._shared:
             return True
+        if not self.connected:
+            return False
         try:
             word, *_ = await self._link.call("fit", self._name_of(rule), self._id, _FIT_MS)
         except (RedisAway, RedisFull, DatasetLost):
             return False
         return bool(word == "yes")
+
+    async def ask_others(self, request_id: str, team_id: str, good: bool) -> int | None:
+        """Bring a user's word to the process that gave the answer; returns how many answers that evicted.
+
+        None: none of them has the request on record, or says so within a second.
+        """
+        if not self.connected:
+            return None
+        rating = _Rating(uuid.uuid4().hex, request_id, team_id, good)
+        deadline = time.monotonic() + _HEARD_S
+        try:
+            await self._link.call("rate", self._id, self._meaning, _encoder.encode(rating))
+            while time.monotonic() < deadline:
+                word, *evicted = await self._link.call("rating", rating.id)
+                if word == "ok":
+                    return int(evicted[0])
+                await asyncio.sleep(_ASK_AGAIN_S)
+        except (RedisAway, RedisFull, DatasetLost):
+            pass
+        return None
 
     async def run(self) -> None:
         """Keep in step until cancelled. A Redis that is away is looked for twice a second."""
@@ -132,8 +183,9 @@ class Lessons:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         finally:
             outcomes = await ended(tasks)
-            if self.connected:
-                self.connected = False
+            self.connected = False
+            if self._shared:
+                self._shared = False
                 self._learn_alone()
             await self._link.close()
         for error in outcomes:
@@ -145,33 +197,34 @@ class Lessons:
     async def _join(self) -> None:
         """Take over what all know. In another Redis than the last time, who knows more is right."""
         joined = await self._link.join(uuid.uuid4().hex, 0)
+        self._shared = True
         known = self._keeper.labels()
         own = {self._name_of(rule): labels for rule, labels in known.items()} if joined.dataset != self._dataset else {}
         self._dataset = joined.dataset
         self._reached.clear()
         self._announced.clear()
         _, latest, first, *names = await self._link.call("promises")
-        poorer: set[str] = set()
+        unreadable: set[str] = set()
         for name in (one.decode() for one in names):
             if name.endswith(self._suffix) and not await self._take_over(name, unless_below=own.get(name, 0)):
-                poorer.add(name)
+                unreadable.add(name)
         for rule in known:
             name = self._name_of(rule)
             if name not in self._reached:
-                # Everybody goes on from what is known here, what was learned alone among it.
-                self._items = deque(item for item in self._items if item.rule != rule)
                 self._announced.add(name)
-                await self._found(rule, replace=name in poorer)
+                if await self._found(rule, replace=name in unreadable):
+                    # Everybody goes on from what is known here, what was learned alone among it.
+                    self._items = deque(item for item in self._items if item.rule != rule or not item.applied)
         self._n = max(min(self._reached.values(), default=latest), first - 1)
 
     async def _take_over(self, name: str, *, unless_below: int = 0) -> bool:
-        """Go on from how a promise stands at the others; False: not where it has fewer labels, or cannot be read."""
+        """Go on from how a promise stands at the others, unless it has fewer labels. False: it cannot be read."""
         word, *rest = await self._link.call("promise", name)
         if word != "ok":
             return True
         n, labels, dump = rest
         if labels < unless_below:
-            return False
+            return True
         try:
             self._keeper.take_over(dump)
         except Unusable as error:
@@ -180,9 +233,11 @@ class Lessons:
         self._reached[name] = n
         return True
 
-    async def _found(self, rule: Rule, *, replace: bool = False) -> None:
+    async def _found(self, rule: Rule, *, replace: bool = False) -> bool:
+        """Let everybody go on from how a promise stands here; False: not from here, others know as much."""
         name, labels, dump = self._name_of(rule), self._keeper.labels()[rule], self._keeper.saved(rule)
-        await self._link.call("found", self._id, self._meaning, name, labels, dump, int(replace))
+        word, *_ = await self._link.call("found", self._id, self._meaning, name, labels, dump, int(replace))
+        return bool(word == "ok")
 
     def _name_of(self, rule: Rule) -> str:
         return name_of(rule) + self._suffix
@@ -195,6 +250,9 @@ class Lessons:
                 if told.n != self._n + 1:
                     raise _Gap
                 self._n = told.n
+                if told.kind == "rating":
+                    await self._follow_rating(told)
+                    continue
                 if told.meaning != self._meaning:
                     continue
                 if told.kind == "found":
@@ -211,6 +269,12 @@ class Lessons:
         else:
             await self._take_over(name)
         self._announced.discard(name)
+
+    async def _follow_rating(self, told: Told) -> None:
+        rating = _ratings.decode(told.value)
+        evicted = None if told.by == self._id else self._rate(rating.request_id, rating.team_id, rating.good)
+        if evicted is not None:
+            await self._link.call("rated", rating.id, evicted)
 
     def _follow_event(self, told: Told) -> None:
         event = _decoder.decode(told.value)
@@ -234,9 +298,9 @@ class Lessons:
 
     # -- telling -----------------------------------------------------------------------------------------------------
 
-    def _push(self, event: Event) -> None:
+    def _push(self, event: Event, *, applied: bool = False) -> None:
         self._count += 1
-        self._items.append(_Item("event", event.rule, event, self._count))
+        self._items.append(_Item("event", event.rule, event, self._count, applied))
         if len(self._items) > MOST_UNSENT:
             self._items.popleft()
         self._wake.set()
@@ -263,7 +327,9 @@ class Lessons:
     def _learn_alone(self) -> None:
         """The connection is lost: what nobody has been told yet is learned here at least."""
         self._refits.clear()
-        self._items = deque(item for item in self._items if isinstance(item.event, Lesson))
-        for item in self._items:
-            assert item.event is not None
-            self._keeper.apply(item.event)
+        unsent, self._items = self._items, deque()
+        for item in unsent:
+            if isinstance(item.event, Lesson):
+                if not item.applied:
+                    self._keeper.apply(item.event)
+                self._items.append(msgspec.structs.replace(item, applied=True))

@@ -11,7 +11,7 @@ from cache.store.answers import Store
 
 if TYPE_CHECKING:
     from cache.promise.keeper import Keeper
-    from cache.replicas.lessons import Lessons
+    from cache.replicas.lessons import Lessons, Rate
     from cache.replicas.records import Sealing
     from cache.replicas.replica import Replica
 
@@ -50,8 +50,8 @@ def open_replica(
     return replica
 
 
-def open_lessons(keeper: Keeper, url: str, *, embedder: str) -> Lessons:
-    """What shares the promises of `keeper`; `run` brings them in step.
+def open_lessons(keeper: Keeper, url: str, *, embedder: str, rate: Rate) -> Lessons:
+    """What shares the promises of `keeper`; `run` brings them in step. `rate`: see there.
 
     Raises:
         OSError: the client of Redis is not installed.
@@ -62,4 +62,4 @@ def open_lessons(keeper: Keeper, url: str, *, embedder: str) -> Lessons:
         from cache.replicas.link import Link
     except ModuleNotFoundError as error:
         raise MissingRedis(f"storage.redis_url needs {error.name}: pip install 'tierline[redis]'") from error
-    return Lessons(keeper, Link(url, os.environ.get(PASSWORD)), meaning=f"{embedder} {keeper.meaning}")
+    return Lessons(keeper, Link(url, os.environ.get(PASSWORD)), meaning=f"{embedder} {keeper.meaning}", rate=rate)

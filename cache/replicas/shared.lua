@@ -18,6 +18,7 @@
 --   PREFIX:lesson        string  number of the latest one;  PREFIX:teachers  name of a process -> its latest, by its count
 --   PREFIX:promise:NAME  hash    a promise as it stood after lesson `n`: dump; how many labels it has by now: labels
 --   PREFIX:promises      set     the names of the promises
+--   PREFIX:rated:ID      string  how many answers somebody's word on a request has evicted, for a minute
 --   PREFIX:fitting:NAME  string  who finds its bar anew at present
 --   PREFIX:dataset       string  made when Redis is empty: whoever knows another one has lost touch
 
@@ -234,10 +235,12 @@ function operations.teach()
   return { 'ok', teach(by, meaning, 'event', value) }
 end
 
--- Everybody goes on from this promise: by, meaning, name, its labels, dump, '1': also where there is one already.
+-- Everybody goes on from this promise, unless there is one with as many labels: by, meaning, name, its labels, dump, and
+-- '1' where that one cannot be read.
 function operations.found()
   local by, meaning, name, labels, dump, replace = unpack(ARGV, 3, 8)
-  if replace ~= '1' and redis.call('HEXISTS', promise_key(name), 'n') == 1 then return { 'known' } end
+  local known = redis.call('HEXISTS', promise_key(name), 'n') == 1 and redis.call('HGET', promise_key(name), 'labels')
+  if known and replace ~= '1' and tonumber(known) >= tonumber(labels) then return { 'known' } end
   keep_promise(name, teach(by, meaning, 'found', name), dump)
   redis.call('HSET', promise_key(name), 'labels', labels)
   return { 'ok' }
@@ -248,6 +251,24 @@ function operations.keep()
   local name, n, dump = unpack(ARGV, 3, 5)
   if tonumber(redis.call('HGET', promise_key(name), 'n') or 0) < tonumber(n) then keep_promise(name, n, dump) end
   return { 'ok' }
+end
+
+-- A user's word on an answer that another process gave: by, meaning, value.
+function operations.rate()
+  return { 'ok', teach(argument(1), argument(2), 'rating', argument(3)) }
+end
+
+-- The process that gave it has heard: id of the rating, how many answers that evicted.
+function operations.rated()
+  redis.call('SET', PREFIX .. ':rated:' .. argument(1), argument(2), 'PX', 60000)
+  return { 'ok' }
+end
+
+-- {'ok', how many} once it has, else {'waiting'}.
+function operations.rating()
+  local evicted = redis.call('GET', PREFIX .. ':rated:' .. argument(1))
+  if not evicted then return { 'waiting' } end
+  return { 'ok', tonumber(evicted) }
 end
 
 -- Whether the caller is to find a bar anew: name, who, for how many milliseconds nobody else is.

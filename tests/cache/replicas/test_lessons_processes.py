@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from bench.redis_server import RedisServer
+from cache.client import Feedback
 from cache.promise.rule import Rule, Standing
+from cache.wire import Asker
 from tests.cache.replicas.conftest import entry, key
 from tests.cache.replicas.test_processes import PATIENCE_S, Node
 
@@ -129,3 +131,16 @@ async def test_a_promise_is_proved_by_both_for_both_and_outlasts_kills(
     await until(nodes, lambda standing: standing.labels == told + 1 and standing.state == "certified")
     await one.tell(FORMS[3].format(COUNTRIES[31]), COUNTRIES[31])
     await until(nodes, lambda standing: standing.labels == told + 2)
+
+
+async def test_feedback_reaches_the_process_that_gave_the_answer(nodes: list[Teller]) -> None:
+    one, two = nodes
+    asked = key("Is the museum open?")
+    await one.client.hand_in(asked, entry(asked.text, answer("X")), "exact", asker=Asker("r1", "k", "t"))
+    await two.until(asked.text, answer("X"), 10)
+    assert not (await two.client.feedback("r1", "another team", good=False)).known
+    assert not (await two.client.feedback("nobody", "t", good=False)).known
+    assert await two.client.feedback("r1", "t", good=False) == Feedback(True, 1)
+    assert await one.answer(asked.text) is None
+    await two.until(asked.text, None, 10)
+    assert await two.client.feedback("r1", "t", good=False) == Feedback(True, 0)  # it was rated before
