@@ -21,9 +21,10 @@ _COMPRESSED_FORMATS = {"int": ("pack-quantized",), "float": ("float-quantized", 
 @dataclass(frozen=True, slots=True)
 class Quantization:
     """`method`: one of METHODS. `symmetric` and `checkpoint_format` say how GPTQ's zeros are stored; `block`: rows and
-    columns that share an FP8 scale, None: as the scales' shape says."""
+    columns that share an FP8 scale, None: as the scales' shape says. `bits`: of a weight."""
 
     method: str
+    bits: int
     symmetric: bool = True
     checkpoint_format: str = "gptq"
     block: tuple[int, int] | None = None
@@ -45,18 +46,18 @@ def read_quantization(path: Path, config: Mapping[str, Any]) -> Quantization | N
         _require(path, found, "bits", (4,))
         _require(path, found, "version", ("gemm", "GEMM"), default="gemm")
         _require(path, found, "zero_point", (True,), default=True)
-        return Quantization("awq")
+        return Quantization("awq", 4)
     if method == "gptq":
         _require(path, found, "bits", (4,))
         form = found.get("checkpoint_format") or "gptq"
         if form not in ("gptq", "gptq_v2"):
             raise ModelFileError(path, f"GPTQ's checkpoint_format {form!r} is not supported", _REMEDY)
-        return Quantization("gptq", symmetric=bool(found.get("sym", True)), checkpoint_format=form)
+        return Quantization("gptq", 4, symmetric=bool(found.get("sym", True)), checkpoint_format=form)
     if method == "fp8":
         _require(path, found, "fmt", ("e4m3",), default="e4m3")
-        return Quantization("fp8", block=_block(path, found.get("weight_block_size")))
+        return Quantization("fp8", 8, block=_block(path, found.get("weight_block_size")))
     if method == "mxfp4":
-        return Quantization("mxfp4")
+        return Quantization("mxfp4", 4)
     return _compressed(path, found)
 
 
@@ -74,10 +75,10 @@ def _compressed(path: Path, found: Mapping[str, Any]) -> Quantization:
     if len(kinds) != 1 or len(blocks) > 1 or not kinds <= {("int", "4"), ("float", "8")}:
         described = ", ".join(f"{kind} of {bits} bits" for kind, bits in sorted(kinds)) or "no scheme"
         raise ModelFileError(path, f"compressed-tensors with {described} is not supported", _REMEDY)
-    ((kind, _),) = kinds
+    ((kind, bits),) = kinds
     if form not in _COMPRESSED_FORMATS[kind]:
         raise ModelFileError(path, f"compressed-tensors' format {form!r} is not supported", _REMEDY)
-    return Quantization("compressed-tensors", block=_block(path, list(blocks.pop())) if blocks else None)
+    return Quantization("compressed-tensors", int(bits), block=_block(path, list(blocks.pop())) if blocks else None)
 
 
 def _block(path: Path, value: object) -> tuple[int, int] | None:

@@ -97,6 +97,21 @@ class HfWeights:
         except ValueError as error:
             raise ModelFileError(self.files.path, f"tensor {name!r}: {error}", _ANEW) from error
 
+    def expert(self, name: str, number: int, shape: tuple[int, int, int]) -> WeightMatrix:
+        """Matrix `number` of the tensor `name` of `shape` `[experts, rows, columns]`, without reading the others.
+
+        Raises ModelFileError as `tensor`, and IndexError for a number that is not there.
+        """
+        count, rows, columns = shape
+        if not 0 <= number < count:
+            raise IndexError(f"expert {number} of {count}")
+        if self._stored_as(name) != "blocks":
+            return self.tensor(name, shape).rows(number * rows, (number + 1) * rows)
+        self._method(name, "mxfp4")
+        sizes = (count, rows, columns // GROUP_SIZE)
+        blocks = self.files.array(f"{name}_blocks", (*sizes, GROUP_SIZE // 2))
+        return fp8.from_mxfp4(blocks[number], self.files.array(f"{name}_scales", sizes)[number])
+
     def vector(self, name: str, size: int) -> npt.NDArray[np.float32]:
         """The tensor `name` of one dimension, decoded. Raises ModelFileError as `tensor`."""
         return self.files.tensor(name, (size,)).dequantize()

@@ -222,6 +222,16 @@ def test_mxfp4(tmp_path: Path) -> None:
     matrix = weights.tensor("m.gate_up_proj", (3, 10, 128))
     assert matrix.encoding == weights.info("m.gate_up_proj").encoding == "MXFP4"
     assert np.array_equal(matrix.dequantize(), want.transpose(1, 2).numpy())
+    one = weights.expert("m.gate_up_proj", 1, (3, 10, 128))
+    assert one.shape == (10, 128)
+    assert np.array_equal(one.dequantize(), matrix.dequantize()[1])
+    with pytest.raises(IndexError):
+        weights.expert("m.gate_up_proj", 3, (3, 10, 128))
+    with pytest.raises(ModelFileError, match="has shape"):
+        weights.expert("m.gate_up_proj", 1, (3, 10, 64))
+    stacked = torch.randn(3, 4, 32, generator=generator)
+    plain = folder(tmp_path, {"e": stacked}).expert("e", 2, (3, 4, 32))
+    assert np.array_equal(plain.dequantize(), stacked[2].numpy())
 
 
 def test_plain_weights_beside_quantised_ones(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_auto_decodes_only_what_the_kernels_cannot_read(tmp_path: Path, monkeypa
     for encoding in (T.Q4_1, T.Q8_0, T.F16):
         write_model(path, encoding=encoding)
         layer = load_runner(path, device="cpu", max_model_len=64, kv_cache_bytes=1 << 20).decoder.layers[0]
-        kinds[encoding.name] = [type(linear) for linear in (layer.qkv, layer.attention_output, layer.gate_up)]
+        kinds[encoding.name] = [type(linear) for linear in (layer.qkv, layer.attention_output, layer.mlp.gate_up)]
     assert kinds == {
         "Q4_1": [NativePackedLinear] * 3,
         "Q8_0": [NativePackedLinear] * 3,
