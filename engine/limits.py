@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# A row of the vocabulary is drawn from, or ranked, beside at most so many others: the copies that this takes, float64
+# ones among them, are several times as large as the logits.
+DRAWN_AT_ONCE = 16
+
 
 class NeverFits(ValueError):
     """A request that this engine can never serve, however long it waits."""

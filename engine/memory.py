@@ -12,6 +12,7 @@ from typing import Protocol
 
 import psutil
 
+from engine.limits import DRAWN_AT_ONCE
 from engine.models.spec import ModelSpec
 from engine.quant.matrix import PIECE_VALUES
 
@@ -40,10 +41,12 @@ def kv_bytes_per_token(spec: ModelSpec, element_bytes: int) -> int:
 def scratch_bytes(spec: ModelSpec, max_num_batched_tokens: int, max_num_seqs: int, element_bytes: int) -> int:
     """An upper bound on one step's activations: the widest block's inputs and outputs, and the float32 logits.
 
-    The logits count three times: the sampler may hold an adjusted copy and a probability.
+    The logits count twice, for the sampler's adjusted copy, and those that are drawn from at once nine times more; the
+    most that was measured is eight.
     """
     widest = 2 * spec.hidden_size + 3 * spec.intermediate_size + 2 * (spec.q_size + 2 * spec.kv_size)
-    return max_num_batched_tokens * widest * element_bytes + 3 * max_num_seqs * spec.vocab_size * 4
+    logits = 2 * max_num_seqs + 9 * min(max_num_seqs, DRAWN_AT_ONCE)
+    return max_num_batched_tokens * widest * element_bytes + logits * spec.vocab_size * 4
 
 
 def available_bytes() -> int:

@@ -100,7 +100,7 @@ class ModelRunner:
         results = [RowResult(row.request_id, error=faults.get(i)) for i, row in enumerate(positions)]
         self._sample(hidden, positions, faults, results)
         results = collapse(rows, results)
-        for i, entries in scores.compute(scored, self.decoder.logits, self._config.max_num_seqs).items():
+        for i, entries in scores.compute(scored, self.decoder.logits).items():
             if results[i].error is None:
                 results[i] = replace(results[i], prompt_logprobs=entries)
         return results

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.limits import DRAWN_AT_ONCE
 from engine.sampling.adjust import adjust_row, adjusts, fault_of
 from engine.sampling.draw import draw
 from engine.sampling.grammar import constrain
@@ -43,11 +44,12 @@ class Sampler:
         adjusted = self._adjust(logits, rows, faults)
         tokens = adjusted.argmax(dim=-1)
         random = [i for i, row in enumerate(rows) if row.params.temperature >= _GREEDY_BELOW and faults[i] is None]
-        if random:
-            params = [rows[i].params for i in random]
-            uniform = torch.tensor([self._uniform(rows[i]) for i in random], dtype=torch.float64, device=logits.device)
-            tokens[torch.tensor(random, device=tokens.device)] = draw(
-                scale(adjusted[random], params), params, uniform.unsqueeze(1)
+        for start in range(0, len(random), DRAWN_AT_ONCE):
+            part = random[start : start + DRAWN_AT_ONCE]
+            params = [rows[i].params for i in part]
+            uniform = torch.tensor([self._uniform(rows[i]) for i in part], dtype=torch.float64, device=logits.device)
+            tokens[torch.tensor(part, device=tokens.device)] = draw(
+                scale(adjusted[part], params), params, uniform.unsqueeze(1)
             )
         ids = tokens.tolist()
         logprobs = row_logprobs(logits, rows, ids)

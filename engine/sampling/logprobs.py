@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.limits import DRAWN_AT_ONCE
 from engine.types import StepRow, TokenLogprob
 
 
@@ -24,7 +25,9 @@ def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], counts: Sequence
 def row_logprobs(logits: torch.Tensor, rows: Sequence[StepRow], ids: Sequence[int]) -> dict[int, TokenLogprob]:
     """Those of the chosen tokens `ids`, by row index, for the rows that ask."""
     asked = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
-    if not asked:
-        return {}
-    counts = [rows[i].params.logprobs or 0 for i in asked]
-    return dict(zip(asked, token_logprobs(logits[asked], [ids[i] for i in asked], counts), strict=True))
+    found: dict[int, TokenLogprob] = {}
+    for start in range(0, len(asked), DRAWN_AT_ONCE):
+        part = asked[start : start + DRAWN_AT_ONCE]
+        counts = [rows[i].params.logprobs or 0 for i in part]
+        found |= zip(part, token_logprobs(logits[part], [ids[i] for i in part], counts), strict=True)
+    return found

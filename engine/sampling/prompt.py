@@ -1,7 +1,7 @@
 """Log-probabilities of a prompt's own tokens: each from the state of the token before it, as the prompt is computed.
 
 A chunk of a prompt has many positions, and each of them takes a row of the vocabulary's size. So logits are made a few
-rows at a time: as many as a step samples at most, which is what the engine's memory is planned for.
+rows at a time, and take no more memory than sampling does.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.limits import DRAWN_AT_ONCE
 from engine.sampling.logprobs import token_logprobs
 from engine.types import StepRow, TokenLogprob
 
@@ -41,12 +42,12 @@ class PromptScores:
         return cls(np.concatenate(pieces), scores.rows, scores.tokens, scores.counts)
 
     def compute(
-        self, hidden: torch.Tensor, logits: Callable[[torch.Tensor], torch.Tensor], most_rows: int
+        self, hidden: torch.Tensor, logits: Callable[[torch.Tensor], torch.Tensor]
     ) -> dict[int, tuple[TokenLogprob, ...]]:
-        """By row. hidden: states `[positions, hidden]`; `logits` turns at most `most_rows` of them into logits."""
+        """By row. hidden: states `[positions, hidden]`; `logits` turns some of them into logits `[some, vocab]`."""
         found: dict[int, list[TokenLogprob]] = {}
-        for start in range(0, len(self.rows), most_rows):
-            part = slice(start, start + most_rows)
+        for start in range(0, len(self.rows), DRAWN_AT_ONCE):
+            part = slice(start, start + DRAWN_AT_ONCE)
             made = logits(hidden[part])
             # A token that does not exist is the error of the row that computes it, in this chunk or the next.
             tokens = [token if 0 <= token < made.shape[1] else 0 for token in self.tokens[part]]

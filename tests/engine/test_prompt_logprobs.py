@@ -26,8 +26,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, transform
 
 @pytest.fixture(scope="module")
 def runner(reference: tuple[Path, transformers.PreTrainedModel]) -> ModelRunner:
-    # Three sequences at most: so the scores come in pieces of three.
-    return load_runner(reference[0], precision="float32", max_model_len=96, kv_cache_bytes=4 << 20, max_num_seqs=3)
+    return load_runner(reference[0], precision="float32", max_model_len=96, kv_cache_bytes=4 << 20)
 
 
 @pytest.fixture(scope="module")
