@@ -6,7 +6,7 @@ matrices that share their input and are fused into one product: `[q, k, v]` and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,7 +35,7 @@ class ExpertTensors:
 
     router: FloatArray  # [experts, hidden]
     router_bias: FloatArray | None  # [experts]
-    experts: Sequence[NetworkTensors]
+    experts: Iterable[NetworkTensors]  # in their order, to be gone through once
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,89 @@
+"""Values of a config.json by their keys, checked for their type. A key that is null counts as left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from engine.loader.errors import ModelFileError
+
+_AGAIN = "Download config.json again"
+
+
+class HfValues:
+    """A JSON object of the file `path`, with `defaults` for keys left out. Faults are ModelFileErrors."""
+
+    def __init__(self, path: Path, content: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+        self.path = path
+        self._content = content
+        self._defaults = defaults
+
+    def fault(self, problem: str, remedy: str = _AGAIN) -> ModelFileError:
+        """The error to raise for something in this file."""
+        return ModelFileError(self.path, problem, remedy)
+
+    def __contains__(self, key: str) -> bool:
+        return self._get(key) is not None
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A whole number; the family's default comes before `default`. Raises when there is neither."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise self._wrong(key, value, "a whole number")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number, as `integer`."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise self._wrong(key, value, "a number")
+        return float(value)
+
+    def flag(self, key: str) -> bool:
+        """True or false; false where nothing is said."""
+        value = self._get(key, False)
+        if not isinstance(value, bool):
+            raise self._wrong(key, value, "true or false")
+        return value
+
+    def text(self, key: str, default: str) -> str:
+        value = self._get(key, default)
+        if not isinstance(value, str):
+            raise self._wrong(key, value, "a string")
+        return value
+
+    def list(self, key: str) -> list[Any] | None:
+        """A list, or None where there is none."""
+        value = self._get(key)
+        if value is not None and not isinstance(value, list):
+            raise self._wrong(key, value, "a list")
+        return value
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """A list of finite numbers."""
+        found = self.list(key)
+        if found is None:
+            raise self.fault(f"{key!r} is missing")
+        if any(isinstance(value, bool) or not isinstance(value, int | float) for value in found):
+            raise self._wrong(key, found, "a list of numbers")
+        return tuple(float(value) for value in found)
+
+    def part(self, key: str) -> HfValues | None:
+        """The object below `key`, or None where there is none."""
+        value = self._get(key)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self._wrong(key, value, "an object")
+        return HfValues(self.path, value, {})
+
+    def _get(self, key: str, default: Any = None) -> Any:
+        value = self._content.get(key)
+        if value is None:
+            value = self._defaults.get(key)
+        return default if value is None else value
+
+    def _wrong(self, key: str, value: object, wanted: str) -> ModelFileError:
+        return self.fault(f"{key!r} is missing" if value is None else f"{key!r} is {value!r:.80}, not {wanted}")
