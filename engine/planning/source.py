@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from engine.loader.errors import ModelFileError
 from engine.loader.families import read_spec
 from engine.loader.gguf import GgufFile
+from engine.loader.hf_config import read_hf_spec
+from engine.loader.hf_quantization import Quantization, read_quantization
+from engine.loader.safetensors import INDEX_FILE, SINGLE_FILE, Safetensors
 from engine.models.spec import ModelSpec
 from engine.planning.ledger import product_parameters
 from engine.planning.shapes import SHAPES
@@ -38,6 +44,10 @@ def find_source(model: str, quantization: str | None = None) -> Source:
     if model in SHAPES and not path.exists():
         spec = SHAPES[model]
         return Source(model, spec, estimate(spec, "bfloat16", quantization))
+    if path.is_dir():
+        path = path / "config.json"
+    if path.suffix == ".json":
+        return _from_config(path, quantization)
     if not path.exists():
         known = ", ".join(SHAPES)
         raise ValueError(f"{model!r} is neither a file nor a model that is known by name: {known}")
@@ -61,3 +71,31 @@ def estimate(spec: ModelSpec, dtype: str, quantization: str | None) -> dict[str,
         "mxfp4": quantised // 2 + quantised // 32,
     }[quantization]
     return {quantization: size, _NAMES[dtype]: (spec.num_parameters - quantised) * _DTYPE_BYTES[dtype]}
+
+
+def _from_config(path: Path, quantization: str | None) -> Source:
+    """A config.json, with the weights beside it or alone."""
+    try:
+        config: Any = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelFileError(path, f"cannot be read ({error})", "Give a model's config.json or its folder") from error
+    if not isinstance(config, dict):
+        raise ModelFileError(path, "no JSON object", "Give a model's config.json or its folder")
+    spec, folder = read_hf_spec(path, config), path.parent
+    if quantization is None and any((folder / name).exists() for name in (SINGLE_FILE, INDEX_FILE)):
+        stored: Counter[str] = Counter()
+        for entry in Safetensors(folder).tensors.values():
+            stored[entry.dtype] += entry.num_bytes
+        return Source(folder.resolve().name, spec, stored)
+    dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
+    if dtype not in _DTYPE_BYTES:
+        raise ModelFileError(path, f"weights of type {dtype!r} are not supported", f"Use {', '.join(_DTYPE_BYTES)}")
+    found = read_quantization(path, config)
+    kind = quantization or (None if found is None else _kind(found))
+    return Source(folder.resolve().name, spec, estimate(spec, dtype, kind))
+
+
+def _kind(found: Quantization) -> str:
+    if found.method == "mxfp4":
+        return "mxfp4"
+    return "int4" if found.bits == 4 else "fp8"

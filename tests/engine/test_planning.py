@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from gguf.constants import GGMLQuantizationType
 
+from engine.loader.errors import ModelFileError
 from engine.memory import choose_num_blocks
 from engine.planning.__main__ import parse_bytes, parse_tokens
 from engine.planning.ledger import Workload, make_ledger, matrices_of, product_parameters
@@ -177,3 +178,32 @@ def test_the_command_prints_json_and_loads_no_torch() -> None:
     )
     assert refused.returncode == 2
     assert "neither a file nor" in refused.stderr
+
+
+def test_a_config_alone_and_with_its_weights(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "tiny.gguf", tied=False)
+    folder = tmp_path / "tiny"
+    model.save_pretrained(folder)
+    whole = find_source(str(folder))
+    assert whole.spec.num_parameters == model.num_parameters()
+    assert whole.stored_bytes == {"F32": 4 * model.num_parameters()}
+    (folder / "model.safetensors").unlink()
+    for path in (folder, folder / "config.json"):
+        alone = find_source(str(path))
+        assert (alone.name, alone.spec, alone.stored_bytes) == ("tiny", whole.spec, whole.stored_bytes)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"dtype": "bfloat16", "quantization_config": {"quant_method": "gptq", "bits": 4}}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert find_source(str(folder)).stored_bytes == estimate(whole.spec, "bfloat16", "int4")
+    assert find_source(str(folder), "fp8").stored_bytes == estimate(whole.spec, "bfloat16", "fp8")
+    for content, problem in (
+        ("[]", "no JSON object"),
+        ("{", "cannot be read"),
+        ('{"architectures": ["Other"]}', "'Other' is not supported"),
+    ):
+        (folder / "config.json").write_text(content)
+        with pytest.raises(ModelFileError, match=problem):
+            find_source(str(folder))
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": "float8"}))
+    with pytest.raises(ModelFileError, match="'float8' are not supported"):
+        find_source(str(folder))
