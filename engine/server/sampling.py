@@ -111,6 +111,7 @@ def _refuse_beside_beams(request: ChatRequest, extras: Extras, *, logprobs: int 
         "tools": (request.tools, ([],)),
         "response_format": (request.response_format, ({"type": "text"},)),
         "structured_outputs": (extras.structured_outputs, ()),
+        **{name: (getattr(extras, name), ()) for name in extras.__struct_fields__ if name.startswith("guided_")},
     }
     for name, (value, harmless) in neutral.items():
         if value is not None and value not in harmless:
