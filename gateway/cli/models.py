@@ -11,15 +11,18 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli import models_plan
+from gateway.cli import models_plan, models_quantize, models_show
 from gateway.cli.common import Column, ConfigOption, Exit, JsonOption, fail, print_json, print_table, settings_or_exit
 from gateway.models.catalog import CATALOG, CatalogEntry
+from gateway.models.description import Description, describe
 from gateway.models.download import Progress
 from gateway.models.errors import ModelError
 from gateway.models.store import LocalModel, ModelStore, Pulled
 
 app = typer.Typer(no_args_is_help=True)
 app.command(name="plan")(models_plan.plan)
+app.command(name="quantize")(models_quantize.quantize)
+app.command(name="show")(models_show.show)
 
 DataDirOption = Annotated[
     Path | None,
@@ -77,7 +80,8 @@ def list_models(data_dir: DataDirOption = None, config: ConfigOption = None, as_
     """List the models on this machine and those that can be pulled by name."""
     store = ModelStore(data_dir or settings_or_exit(config).storage.data_dir)
     local = {model.name: model for model in store.local()}
-    rows = [_row(name, local.get(name), CATALOG.get(name)) for name in sorted({*local, *CATALOG})]
+    described = _described([model.path for model in local.values()])
+    rows = [_row(name, local.get(name), CATALOG.get(name), described) for name in sorted({*local, *CATALOG})]
     if as_json:
         print_json([dataclasses.asdict(row) for row in rows])
         return
@@ -85,6 +89,7 @@ def list_models(data_dir: DataDirOption = None, config: ConfigOption = None, as_
         Column("name"),
         Column("state", "value"),
         Column("size", "number"),
+        Column("family, weights, context"),
         Column("licence"),
         Column("description"),
     ]
@@ -95,6 +100,7 @@ def list_models(data_dir: DataDirOption = None, config: ConfigOption = None, as_
                 row.name,
                 row.state,
                 _megabytes(row.size_bytes),
+                f"{row.family}, {row.quantization}, {row.context:,}" if row.family else "-",
                 row.licence or "-",
                 row.description or str(row.path or ""),
             )
@@ -105,7 +111,10 @@ def list_models(data_dir: DataDirOption = None, config: ConfigOption = None, as_
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the list. `state`: ready, unverified (never checked, or changed since), available (not here)."""
+    """One line of the list. `state`: ready, unverified (never checked, or changed since), available (not here).
+
+    `family`, `quantization` and `context` (in tokens) are known of what is here and can be read.
+    """
 
     name: str
     state: str
@@ -114,15 +123,38 @@ class Row:
     path: Path | None
     description: str | None
     source: str | None
+    family: str | None = None
+    quantization: str | None = None
+    context: int | None = None
 
 
-def _row(name: str, model: LocalModel | None, entry: CatalogEntry | None) -> Row:
+def _described(paths: list[Path]) -> dict[Path, Description | str]:
+    """What the models say of themselves; nothing where the engine that reads them is not installed."""
+    try:
+        return describe(paths)
+    except ModelError:
+        return {}
+
+
+def _row(
+    name: str, model: LocalModel | None, entry: CatalogEntry | None, described: dict[Path, Description | str]
+) -> Row:
     state = "available" if model is None else "ready" if model.verified else "unverified"
     size_bytes = model.size_bytes if model else entry.size_bytes if entry else 0
     licence = (model.licence if model else None) or (entry.licence if entry else None)
     path = model.path if model else None
     description, source = (entry.description, entry.requirement) if entry else (None, None)
-    return Row(name, state, size_bytes, licence, path, description, source)
+    row = Row(name, state, size_bytes, licence, path, description, source)
+    said = described.get(model.path) if model else None
+    if not isinstance(said, Description):
+        return row
+    return dataclasses.replace(
+        row,
+        licence=licence or said.licence,
+        family=said.family,
+        quantization=said.quantization,
+        context=said.context,
+    )
 
 
 def pull_with_bar(store: ModelStore, name: str, *, force: bool = False, accept_licence: bool = False) -> Pulled:

@@ -25,7 +25,7 @@ CONTRACT = {
     "doctor": [],
     "explain": [],
     "cache": ["stats", "purge", "evaluate"],
-    "models": ["list", "plan", "pull"],
+    "models": ["list", "plan", "pull", "quantize", "show"],
     "keys": ["create", "list", "set", "rotate", "revoke"],
     "owners": ["list", "create", "set", "usage"],
     "policy": ["check", "explain", "test", "simulate", "history", "show", "diff", "rollout"],
@@ -90,6 +90,7 @@ print([name for name in heavy if name in sys.modules])
         (["models", "pull", "no-such-model"], 1, "catalogue"),
         (["models", "pull", "--from", "no-such-file"], 1, "not a file"),
         (["models", "list", "--config", "no-such.yaml"], 2, "no-such.yaml"),
+        (["models", "show", "no-such-model"], 1, "neither a model in"),
         (["up", "--config", "no-such.yaml"], 2, "no-such.yaml"),
     ],
 )
@@ -163,6 +164,20 @@ def test_models_from_a_file_to_the_list(tmp_path: Path) -> None:
     assert rows["mine"]["state"] == "ready"
     assert rows["smollm2-135m"]["state"] == "available"
     assert "Apache-2.0" in tierline("models", "list", *data).stdout
+    assert rows["mine"]["family"] is None, "no model at all, as `show` says"
+    shown = tierline("models", "show", "mine", *data)
+    assert shown.returncode == 1
+    assert "w.gguf: GGUF of version" in shown.stderr
+
+
+def test_models_say_what_they_are(smollm2_path: Path) -> None:
+    data = ["--data-dir", str(smollm2_path.parents[2])]
+    rows = {row["name"]: row for row in json.loads(tierline("models", "list", "--json", *data).stdout)}
+    mine = rows["smollm2-135m"]
+    assert (mine["family"], mine["quantization"], mine["context"]) == ("llama", "Q4_1", 8192)
+    shown = json.loads(tierline("models", "show", "smollm2-135m", "--json", *data).stdout)
+    assert (shown["format"], shown["licence"], shown["end_tokens"][-1]) == ("gguf", "Apache-2.0", "<|im_end|>")
+    assert "8,192 tokens" in tierline("models", "show", str(smollm2_path), *data).stdout
 
 
 def test_a_pull_without_a_terminal_prints_a_line_for_ten_per_cent() -> None:
