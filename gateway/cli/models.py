@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli import models_plan, models_show
+from gateway.cli import models_plan, models_quantize, models_show
 from gateway.cli.common import Column, ConfigOption, Exit, JsonOption, fail, print_json, print_table, settings_or_exit
 from gateway.models.catalog import CATALOG, CatalogEntry
 from gateway.models.description import Description, describe
@@ -21,6 +21,7 @@ from gateway.models.store import LocalModel, ModelStore, Pulled
 
 app = typer.Typer(no_args_is_help=True)
 app.command(name="plan")(models_plan.plan)
+app.command(name="quantize")(models_quantize.quantize)
 app.command(name="show")(models_show.show)
 
 DataDirOption = Annotated[
