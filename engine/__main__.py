@@ -29,6 +29,7 @@ from engine.server.app import create_app
 from engine.server.lanes import Lanes
 from engine.server.model import Model
 from engine.server.params import SamplingDefaults
+from engine.server.reply_form import REASONING_PARSERS, TOOL_PARSERS
 
 _DRAIN_SECONDS = 10
 
@@ -67,6 +68,13 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add("--no-prefix-cache", action="store_true", help="compute every prompt from its first token")
     add("--temperature", type=_number(0, 2), default=1.0, help="where a request names none (%(default)s)")
     add("--top-p", type=_number(0, 1), default=1.0, help="where a request names none (%(default)s)")
+    add("--tool-parser", choices=TOOL_PARSERS, default="auto", help="form of tool calls (default: by the template)")
+    add(
+        "--reasoning-parser",
+        choices=REASONING_PARSERS,
+        default="auto",
+        help="form of thoughts, which are told apart from the answer (default: by the template)",
+    )
     add("--watchdog-seconds", type=float, default=120.0, help="restart a core whose loop hangs so long (%(default)s)")
     return parser.parse_args(arguments)
 
@@ -171,7 +179,9 @@ def main(arguments: list[str]) -> int:
         name = options.served_name or (path.stem if Path(options.model).is_file() else options.model)
         SchedulerConfig(options.max_num_seqs, options.max_num_batched_tokens, options.max_waiting)
         page_seed()  # the core reads it, too
-        model = Model.load(path, name, SamplingDefaults(options.temperature, options.top_p))
+        sampling = SamplingDefaults(options.temperature, options.top_p)
+        parsers = {"tool_parser": options.tool_parser, "reasoning_parser": options.reasoning_parser}
+        model = Model.load(path, name, sampling, **parsers)
         listener = _listen(options.host, options.port)
     except (ModelFileError, ChatTemplateError, FileNotFoundError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -53,6 +53,7 @@ class Generation:
     detokenizer: Detokenizer
     cache_salt: str | None = None
     group: int | None = None  # the same number for all `n` answers to one prompt
+    grammar: str | None = None  # what the answer must be, a checked one
 
 
 class Answer:

@@ -14,7 +14,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -43,10 +43,14 @@ class BoundedProcess:
     """One process; questions wait for each other."""
 
     def __init__(
-        self, module: str, cpu_seconds: int, greeting: Callable[[], msgspec.Struct], check: Callable[[bytes], None]
+        self,
+        module: str,
+        cpu_seconds: int,
+        greeting: Callable[[], Awaitable[msgspec.Struct]],
+        check: Callable[[bytes], None],
     ) -> None:
-        """`cpu_seconds`: what one question may take, rounded up to the next second of the process. `greeting` is called
-        at each start; `check` raises what callers get where the answer to it is a bad one."""
+        """`cpu_seconds`: what one question may take, rounded up to the next second of the process. `greeting` is asked
+        for at each start; `check` raises what callers get where the answer to it is a bad one."""
         self.cpu_seconds = cpu_seconds
         self._module = module
         self._greeting = greeting
@@ -113,7 +117,7 @@ class BoundedProcess:
             )
         ours.setblocking(False)
         self._socket = ours
-        answer = await self._exchange(ours, encode_frame(self._greeting()))
+        answer = await self._exchange(ours, encode_frame(await self._greeting()))
         if answer is None:
             raise Ended(await self._ended(), greeted=False)
         try:

@@ -257,7 +257,7 @@ class EngineClient:
         answers = [Answer(next(self._ids), generation) for generation in generations]
         self._answers.update((answer.request_id, answer) for answer in answers)
         requests = [
-            NewRequest(answer.request_id, g.prompt_token_ids, g.params, g.cache_salt, g.group)
+            NewRequest(answer.request_id, g.prompt_token_ids, g.params, g.cache_salt, g.group, g.grammar)
             for answer, g in zip(answers, generations, strict=True)
         ]
         self._connection.send(Add(requests))

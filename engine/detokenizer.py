@@ -79,8 +79,10 @@ class Detokenizer:
         min_tokens: int = 0,
         skip_special: bool = True,
         opens_with_space: bool = False,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
-        """`opens_with_space`: a space that the text begins with is the model's and no part of it.
+        """`opens_with_space`: a space that the text begins with is the model's and no part of it. `shown`: special
+        tokens that have a text even with `skip_special`.
 
         Raises ValueError for an empty stop string.
         """
@@ -92,7 +94,7 @@ class Detokenizer:
         self._include_stop = include_stop
         self._min_tokens = min_tokens
         self._opens_with_space = opens_with_space
-        self._hidden = vocabulary.special_ids if skip_special else frozenset[int]()
+        self._hidden = vocabulary.special_ids - shown if skip_special else frozenset[int]()
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._tail = ""  # decoded text that is not emitted yet
         self._emitted = 0  # characters

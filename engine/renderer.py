@@ -33,14 +33,14 @@ class Renderer:
     def __init__(self, template: ChatTemplate, *, cpu_seconds: int = CPU_SECONDS) -> None:
         """`cpu_seconds`: what one conversation may take, rounded up to the next second of the process."""
         with_tools = template.tool_template
-        greeting = Template(
+        self._template = Template(
             template.source,
             template.bos_token,
             template.eos_token,
             None if with_tools is None else with_tools.source,
         )
         self._process = BoundedProcess(
-            "engine.template_process", cpu_seconds, lambda: greeting, lambda answer: _refuse(_decode(answer))
+            "engine.template_process", cpu_seconds, self._greeting, lambda answer: _refuse(_decode(answer))
         )
 
     async def start(self) -> None:
@@ -76,6 +76,9 @@ class Renderer:
         if rendered.too_long is not None:
             raise RenderedTooLong(rendered.too_long)
         return rendered.text
+
+    async def _greeting(self) -> Template:
+        return self._template
 
     async def stop(self) -> None:
         """End the process."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
@@ -23,8 +24,9 @@ class GrammarChecker:
     """One process, started with the first grammar; what was checked lately is not checked again."""
 
     def __init__(self, vocabulary: Callable[[], Vocabulary], *, cpu_seconds: int = CPU_SECONDS) -> None:
-        """`vocabulary` is called when a process is started."""
-        self._process = BoundedProcess("engine.grammar.check_process", cpu_seconds, vocabulary, lambda answer: None)
+        """`vocabulary` is called when a process is started, in a thread."""
+        self._vocabulary = vocabulary
+        self._process = BoundedProcess("engine.grammar.check_process", cpu_seconds, self._greeting, lambda answer: None)
         self._kept: OrderedDict[Grammar, Checked] = OrderedDict()
 
     async def check(self, grammar: Grammar) -> str:
@@ -44,6 +46,9 @@ class GrammarChecker:
     async def stop(self) -> None:
         """End the process."""
         await self._process.stop()
+
+    async def _greeting(self) -> Vocabulary:
+        return await asyncio.to_thread(self._vocabulary)
 
     async def _ask(self, grammar: Grammar) -> Checked:
         try:

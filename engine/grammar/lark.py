@@ -41,7 +41,7 @@ def schema(value: Schema, *, lenient: bool = False) -> str:
     """JSON that a schema describes. `lenient`: keywords that cannot be enforced are passed over, not refused."""
     if value is False:
         return '%json {"enum": []}'  # nothing fits, and the compiler says so
-    given = {} if value is True else {name: item for name, item in value.items() if name != "x-guidance"}
+    given = {} if value is True else {n: _with_plain_digits(n, v) for n, v in value.items() if n != "x-guidance"}
     options = {"whitespace_pattern": _WHITE_SPACE, "lenient": lenient}
     return "%json " + json.dumps(given | {"x-guidance": options})
 
@@ -52,10 +52,36 @@ def any_object() -> str:
 
 
 def regex(pattern: str) -> str:
-    """A text that the regular expression matches as a whole (the syntax of Rust's `regex`)."""
+    """A text that the regular expression matches as a whole (the syntax of Rust's `regex`; `\\d` is 0 to 9)."""
     # In Lark a slash ends the pattern and a line ends the rule.
-    escaped = re.sub(r"\\[\s\S]|[/\n]", lambda m: {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}.get(m[0], m[0]), pattern)
+    instead = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
+    escaped = re.sub(r"\\[\s\S]|[/\n]", lambda m: instead.get(m[0], m[0]), plain_digits(pattern))
     return f"/{escaped}/"
+
+
+def plain_digits(pattern: str) -> str:
+    """The pattern with `\\d` as 0 to 9, as JSON Schema and everybody means it; Rust's is every script's digits."""
+    written, in_class = [], False
+    for part in re.findall(r"\\[\s\S]|[\s\S]", pattern):
+        if part == r"\d":
+            part = "0-9" if in_class else "[0-9]"
+        elif part in "[]":
+            in_class = part == "["
+        written.append(part)
+    return "".join(written)
+
+
+def _with_plain_digits(name: str, value: Any) -> Any:
+    """A keyword of a schema, and everything below it."""
+    if name == "pattern" and isinstance(value, str):
+        return plain_digits(value)
+    if name in ("const", "enum", "default", "examples"):  # data, whatever it looks like
+        return value
+    if isinstance(value, dict):
+        return {key: _with_plain_digits(key, item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_plain_digits("", item) for item in value]
+    return value
 
 
 def choice(texts: Sequence[str]) -> str:

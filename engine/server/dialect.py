@@ -6,12 +6,14 @@ A choice is a plain dictionary that is encoded once. `first`, `middle` and `last
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from engine.detokenizer import Delta
 from engine.server.echo import Echo
 from engine.server.model import Model, finite
+from engine.server.writer import ReplyWriter
 from engine.types import TokenLogprob
 
 Choice = dict[str, Any]
@@ -24,7 +26,6 @@ class Dialect(Protocol):
     object_name: str
     chunk_object_name: str
     prompt_field: str  # of the request
-    shows_tokens: bool  # choices carry token ids or log probabilities, so a token without text is news, too
 
     def take_prompt(self, number: int, entries: Sequence[TokenLogprob]) -> None:
         """Called before anything is written of prompt `number`: the log probabilities of its tokens but the first."""
@@ -38,11 +39,17 @@ class Dialect(Protocol):
         """What is sent before the first token, if anything."""
         ...
 
-    def middle(self, index: int, delta: Delta) -> Choice: ...
+    def middle(self, index: int, delta: Delta) -> list[Choice]:
+        """What a delta brings; perhaps nothing yet."""
+        ...
 
     def last(self, index: int, delta: Delta) -> Choice: ...
 
     def whole(self, index: int, delta: Delta) -> Choice: ...
+
+    def reasoning_tokens(self) -> int | None:
+        """Of all choices so far; None where there can be none."""
+        ...
 
 
 class _Common:
@@ -61,7 +68,7 @@ class _Common:
         self._logprobs = logprobs
         self._return_token_ids = return_token_ids
         self._stop_token_ids = stop_token_ids
-        self.shows_tokens = logprobs or return_token_ids
+        self._shows_tokens = logprobs or return_token_ids  # a token without text is news, too
 
     def take_prompt(self, number: int, entries: Sequence[TokenLogprob]) -> None:
         self._scored[number] = entries
@@ -83,9 +90,20 @@ class ChatDialect(_Common):
     object_name = "chat.completion"
     chunk_object_name = "chat.completion.chunk"
 
-    def __init__(self, model: Model, prompt_token_ids: list[int], **options: Any) -> None:
+    def __init__(
+        self,
+        model: Model,
+        prompt_token_ids: list[int],
+        write: Callable[[], ReplyWriter],
+        *,
+        thinks: bool,
+        **options: Any,
+    ) -> None:
+        """`write` makes the writer of one answer."""
         super().__init__(model, **options)
         self._prompt_token_ids = prompt_token_ids
+        self._writers: defaultdict[int, ReplyWriter] = defaultdict(write)
+        self._thinks = thinks
 
     def extra_fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = {"prompt_token_ids": self._prompt_token_ids} if self._return_token_ids else {}
@@ -97,29 +115,37 @@ class ChatDialect(_Common):
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def middle(self, index: int, delta: Delta) -> Choice:
-        choice: Choice = {
-            "index": index,
-            "delta": {"content": delta.text},
-            "logprobs": self._logprobs_of(delta),
-            "finish_reason": None,
-        }
-        if self._return_token_ids:
-            choice["token_ids"] = delta.token_ids
-        return choice
+    def middle(self, index: int, delta: Delta) -> list[Choice]:
+        told = self._writers[index].deltas(delta)
+        if not told and self._shows_tokens and delta.token_ids:
+            told = [{"content": ""}]  # tokens whose text is held back, or that have none
+        choices: list[Choice] = [
+            {"index": index, "delta": part, "logprobs": None, "finish_reason": None} for part in told
+        ]
+        for choice in choices[:1]:  # of all the tokens that came
+            choice["logprobs"] = self._logprobs_of(delta)
+            if self._return_token_ids:
+                choice["token_ids"] = delta.token_ids
+        return choices
 
     def last(self, index: int, delta: Delta) -> Choice:
-        choice: Choice = {"index": index, "delta": {}, "logprobs": None, "finish_reason": delta.finish_reason}
+        reason = self._writers[index].finish_reason(delta.finish_reason)
+        choice: Choice = {"index": index, "delta": {}, "logprobs": None, "finish_reason": reason}
         return self._with_extras(choice, Delta(stop=delta.stop))
 
     def whole(self, index: int, delta: Delta) -> Choice:
+        writer = self._writers[index]
+        writer.deltas(delta)
         choice: Choice = {
             "index": index,
-            "message": {"role": "assistant", "content": delta.text, "refusal": None},
+            "message": writer.message(),
             "logprobs": self._logprobs_of(delta),
-            "finish_reason": delta.finish_reason,
+            "finish_reason": writer.finish_reason(delta.finish_reason),
         }
         return self._with_extras(choice, delta)
+
+    def reasoning_tokens(self) -> int | None:
+        return sum(writer.reasoning_tokens for writer in self._writers.values()) if self._thinks else None
 
     def _logprobs_of(self, delta: Delta) -> dict[str, Any] | None:
         return self._model.chat_logprobs(delta.logprobs) if self._logprobs else None
@@ -149,8 +175,12 @@ class CompletionDialect(_Common):
             return None
         return self._choice(index, Delta(), self._echo(index), first=True)
 
-    def middle(self, index: int, delta: Delta) -> Choice:
-        return self._choice(index, delta, delta.text)
+    def middle(self, index: int, delta: Delta) -> list[Choice]:
+        is_news = delta.text or (self._shows_tokens and delta.token_ids)
+        return [self._choice(index, delta, delta.text)] if is_news else []
+
+    def reasoning_tokens(self) -> int | None:
+        return None
 
     def last(self, index: int, delta: Delta) -> Choice:
         return self._with_extras(

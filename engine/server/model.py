@@ -13,9 +13,12 @@ from engine.chat_template import RESERVED, ChatTemplate, ChatTemplateError, with
 from engine.literal_text import LiteralText, texts_of
 from engine.loader import read_info
 from engine.messages import Conversation
+from engine.server.asked import uses_tools
 from engine.server.errors import ApiError, unsupported
 from engine.server.params import API_DEFAULTS, SamplingDefaults
+from engine.server.reply_form import ReplyForm
 from engine.server.schema import ChatExtras, check_messages
+from engine.server.tools.prompting import tell
 from engine.tokenizer import Tokenizer
 from engine.types import TokenLogprob
 
@@ -44,14 +47,26 @@ class Model:
     template: ChatTemplate
     vocab_size: int
     sampling: SamplingDefaults = API_DEFAULTS
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
 
     @classmethod
-    def load(cls, path: Path, name: str, sampling: SamplingDefaults = API_DEFAULTS) -> Model:
-        """Read the model file's description. `sampling` counts where a request names no value.
+    def load(
+        cls,
+        path: Path,
+        name: str,
+        sampling: SamplingDefaults = API_DEFAULTS,
+        *,
+        tool_parser: str = "auto",
+        reasoning_parser: str = "auto",
+    ) -> Model:
+        """Read the model's description. `sampling` counts where a request names no value; the parsers are names of
+        `reply_form.py`, "auto" goes by the template.
 
         Raises:
-            ModelFileError: the file cannot be served.
+            ModelFileError: the model cannot be served.
             ChatTemplateError: its chat template is broken.
+            ValueError: the parsers contradict each other.
         """
         info = read_info(path)
         tokens = info.tokenizer.tokens
@@ -65,7 +80,18 @@ class Model:
             eos_token=text(info.tokenizer.eos_id),
             tool_source=info.tool_template,
         )
-        return cls(name, int(path.stat().st_mtime), Tokenizer(info), template, info.spec.vocab_size, sampling)
+        created = int(path.stat().st_mtime)
+        vocab_size = info.spec.vocab_size
+        model = cls(name, created, Tokenizer(info), template, vocab_size, sampling, tool_parser, reasoning_parser)
+        _ = model.form
+        return model
+
+    @property
+    def form(self) -> ReplyForm:
+        """How it writes thoughts and calls. Raises ValueError where the parsers contradict each other."""
+        tokenizer = self.tokenizer
+        control_ids = {tokenizer.token_bytes(i).decode(errors="replace"): i for i in sorted(tokenizer.special_ids)}
+        return ReplyForm.choose(self.template, control_ids, tools=self.tool_parser, reasoning=self.reasoning_parser)
 
     def check_name(self, requested: str) -> None:
         """Raises ApiError 404 if the request means another model."""
@@ -119,6 +145,8 @@ class Model:
                 where = f"chat_template_kwargs.{name[:64]}"
                 raise InvalidRequest(f"'{where}' is set by the engine itself; leave it out.", param=where)
         check_messages(messages, self.template.fields)
+        if "tools" not in self.template.variables and (tools or any(map(uses_tools, messages))):
+            messages, tools = tell(messages, tools or [], self.form.family), None
         opened = bool(extras.continue_final_message)
         if opened:
             _check_open(messages[-1] if messages else {}, extras)

@@ -6,7 +6,6 @@ that depend on the model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from backends.protocol import ChatRequest, CompletionRequest, InvalidRequest, Message, StreamOptions, validate
@@ -16,8 +15,7 @@ from engine.server.schema import ChatExtras, Extras
 from engine.types import SamplingParams
 
 MAX_BEST_OF = 128
-_TOOLS_ADVICE = "Route requests with tools to a backend that has them."
-_FORMAT_ADVICE = 'Use {"type": "text"} and describe the format in the prompt, or route to a backend that has it.'
+_FUNCTIONS_ADVICE = "Use 'tools', 'tool_choice' and messages of the role 'tool'."
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +112,6 @@ def completion_options(
         top_p=request.top_p,
     )
     validate(shared)
-    _refuse_response_format(request.response_format)
     if request.suffix:
         raise unsupported("suffix", "Put the whole text into 'prompt'.")
     n = request.n or 1
@@ -211,8 +208,6 @@ def _check_extras(extras: Extras, vocab_size: int, max_tokens: int | None) -> No
         in_range("stop_token_ids", token_id, 0, vocab_size - 1)
     if extras.priority:
         raise unsupported("priority", "Requests are served by their order and the length of their prompts.")
-    if extras.structured_outputs is not None:
-        raise unsupported("structured_outputs", _FORMAT_ADVICE)
 
 
 def check_chat(request: ChatRequest) -> None:
@@ -227,15 +222,10 @@ def check_chat(request: ChatRequest) -> None:
 
 
 def _refuse_chat_features(request: ChatRequest) -> None:
-    if request.tools:
-        raise unsupported("tools", _TOOLS_ADVICE)
     if request.functions:
-        raise unsupported("functions", _TOOLS_ADVICE)
+        raise unsupported("functions", _FUNCTIONS_ADVICE)
     if request.function_call not in (None, "none"):
-        raise unsupported("function_call", _TOOLS_ADVICE)
-    if request.parallel_tool_calls is not None:
-        raise unsupported("parallel_tool_calls", _TOOLS_ADVICE)
-    _refuse_response_format(request.response_format)
+        raise unsupported("function_call", _FUNCTIONS_ADVICE)
     if request.audio is not None:
         raise unsupported("audio", "Leave it out: answers are text.")
     if request.modalities not in (None, ["text"]):
@@ -248,26 +238,21 @@ def _refuse_chat_features(request: ChatRequest) -> None:
         raise unsupported("store", "Nothing is stored; leave it out.")
     if request.service_tier not in (None, "auto", "default"):
         raise unsupported("service_tier", 'Use "auto".')
-    if request.reasoning_effort not in (None, "none"):
-        raise unsupported("reasoning_effort", "Leave it out.")
     if request.verbosity not in (None, "medium"):
         raise unsupported("verbosity", "Leave it out.")
     for index, message in enumerate(request.messages):
         where = f"messages[{index}]"
-        for name in ("tool_calls", "function_call"):
-            if getattr(message, name):
-                raise unsupported(f"{where}.{name}", _TOOLS_ADVICE)
-        if message.role in ("tool", "function"):
-            raise unsupported(f"{where}.role", _TOOLS_ADVICE, what=f"'{message.role}'")
+        if message.function_call:
+            raise unsupported(f"{where}.function_call", _FUNCTIONS_ADVICE)
+        if message.role == "function":
+            raise unsupported(f"{where}.role", _FUNCTIONS_ADVICE, what="'function'")
+        for place, call in enumerate(message.tool_calls or ()):
+            if call.function is None or not call.function.name:
+                name = f"{where}.tool_calls[{place}].function.name"
+                raise InvalidRequest(f"'{name}' is missing.", param=name, code="missing_required_parameter")
         for place, part in enumerate(message.content if isinstance(message.content, list) else ()):
             if part["type"] != "text":
                 raise unsupported(f"{where}.content[{place}]", "Only text is read.", what=f"of type '{part['type']}'")
-
-
-def _refuse_response_format(response_format: Mapping[str, object] | None) -> None:
-    if response_format is None or response_format.get("type") == "text":
-        return
-    raise unsupported("response_format", _FORMAT_ADVICE)
 
 
 def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, float]:

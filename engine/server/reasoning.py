@@ -6,16 +6,13 @@ thought. White space around thought and answer belongs to neither.
 
 from __future__ import annotations
 
-from engine.server.reply import Part, ReplyParser, Thought, cut
+from engine.server.reply import Part, ReplyParser, Spans, Thought, cut
 
 OPEN, CLOSE = "<think>", "</think>"
 
 
 class Thinking:
-    """`ReplyParser` that separates a thought at the beginning; `then` parses what comes after it.
-
-    `spans`: where thoughts are in the generated text, markers included, in characters; the last may be open (None).
-    """
+    """`ReplyParser` that separates a thought at the beginning; `then` parses what comes after it."""
 
     def __init__(self, then: ReplyParser, *, opened: bool) -> None:
         """`opened`: the prompt ends within a thought."""
@@ -24,7 +21,7 @@ class Thinking:
         self._seen = 0  # characters before `_held`
         self._state = "thought" if opened else "start"
         self._begun = False  # the thought has text
-        self.spans: list[tuple[int, int | None]] = [(0, None)] if opened else []
+        self.spans: Spans = [(0, None)] if opened else []
 
     def push(self, text: str) -> list[Part]:
         parts: list[Part] = []

@@ -44,8 +44,14 @@ class Arguments:
 Part = Thought | Said | Called | Arguments
 
 
+# Where thoughts are in the generated text, markers included, in characters; the last may still be open (None).
+Spans = list[tuple[int, int | None]]
+
+
 class ReplyParser(Protocol):
     """State of one answer."""
+
+    spans: Spans
 
     def push(self, text: str) -> list[Part]:
         """The parts that this piece of text completes."""
@@ -58,6 +64,9 @@ class ReplyParser(Protocol):
 
 class PlainText:
     """Everything is said."""
+
+    def __init__(self) -> None:
+        self.spans: Spans = []
 
     def push(self, text: str) -> list[Part]:
         return [Said(text)] if text else []

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from engine.chat_template import ChatTemplate
 from engine.grammar import lark
 from engine.grammar.lark import Grammar
+from engine.server.asked import Asked
 from engine.server.reasoning import CLOSE, OPEN, Thinking
 from engine.server.reply import PlainText, ReplyParser
 from engine.server.structured import Format
@@ -26,12 +27,9 @@ REASONING_PARSERS = ("auto", "none", "think", HARMONY)
 _GAP = r"/[ \n]{0,3}/"  # between a thought and what follows
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a request wants of its answers beside text."""
-
-    format: Format | None = None
-    tools: ToolUse | None = None
+def of_text(format: Format) -> Grammar:
+    """What a plain text must be."""
+    return Grammar((f"start: {format.expression}", *format.rules), format.users)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +68,10 @@ class ReplyForm:
             control_ids=control_ids,
         )
 
+    def in_thought(self, prompt: str) -> bool:
+        """Whether a prompt, as the template wrote it, ends within a thought."""
+        return self.thinks and not self.is_harmony and prompt.rstrip().endswith(OPEN)
+
     def markers(self, asked: Asked) -> frozenset[int]:
         """Control tokens that the parser must see."""
         if self.is_harmony:
@@ -93,22 +95,24 @@ class ReplyForm:
     def grammar(self, asked: Asked, *, in_thought: bool) -> Grammar | None:
         """What the answers must be, thoughts aside; None: anything."""
         format, tools = asked.format, asked.tools
+        if tools is not None and tools.required:
+            format = None  # the answer is a call
         mark = lark.marker(self.control_ids)
-        rules: list[str] = list(format.rules) if format is not None else []
-        either: list[str] = []
-        if tools is not None and (tools.required or format is not None):
-            calls, needed = self._calls(tools, mark)
-            either.append(calls)
-            rules += needed
-        if format is not None and not (tools is not None and tools.required):
-            either.append(self._final(format.expression, mark))
-        if not either:
+        if format is None and (tools is None or not tools.required):
             if tools is None or not tools.is_held or self.is_harmony:
                 return None
             return Grammar(tuple(self._text_with_calls(tools, mark)))
-        users = format.users if format is not None and lark.USERS in " ".join(either) else None
-        thought, needed = self._thought(mark, in_thought=in_thought)
-        return Grammar((f"start: {thought} ({' | '.join(either)})", *needed, *rules), users)
+        thought, rules = self._thought(mark, in_thought=in_thought)
+        either: list[str] = []
+        if tools is not None:
+            calls, needed = self._calls(tools, mark)
+            either.append(calls)
+            rules += needed
+        if format is not None:
+            either.append(self._final(format.expression, mark))
+            rules += format.rules
+        start = f"start: {thought} ({' | '.join(either)})"
+        return Grammar((start, *rules), None if format is None else format.users)
 
     def _calls(self, tools: ToolUse, mark: lark.Marker) -> tuple[str, list[str]]:
         if not self.is_harmony:

@@ -144,8 +144,8 @@ class _Response:
                 dialect.take_prompt(number, self._leaders()[number].prompt_logprobs)
                 await self._start_stream()
                 await self._chunk(dialect.first(index))
-            if delta.text or (dialect.shows_tokens and delta.token_ids):
-                await self._chunk(dialect.middle(index, delta))
+            for choice in dialect.middle(index, delta):
+                await self._chunk(choice)
             if delta.finish_reason is not None:
                 await self._chunk(dialect.last(index, delta))
 
@@ -198,12 +198,16 @@ class _Response:
         leaders = self._leaders()
         prompt = self._prompt_tokens()
         completion = sum(answer.num_generated_tokens + answer.tokens_beside for answer in self._answers)
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": sum(answer.cached_tokens for answer in leaders)},
         }
+        reasoning = self._job.dialect.reasoning_tokens()
+        if reasoning is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
+        return usage
 
 
 async def _whole(answer: Answer) -> Delta:

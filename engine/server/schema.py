@@ -44,6 +44,10 @@ class Extras(msgspec.Struct):
     beam_width: int | None = None
     length_penalty: float | None = None
     early_stopping: bool | str | None = None
+    guided_json: str | Json | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
 
 class ChatExtras(Extras):
@@ -64,6 +68,7 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: Json | None = None
+    tools: list[Json] | None = None
     return_token_strs: bool = False
 
 

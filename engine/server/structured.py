@@ -59,10 +59,10 @@ def _response_format(value: Json) -> Format | None:
         return _structural_tag("response_format", value)
     described = value.get("json_schema")
     where = "response_format.json_schema"
-    if not isinstance(described, dict) or not isinstance(described.get("schema", {}), dict | bool):
+    if not isinstance(described, dict) or not isinstance(described.get("schema"), dict | bool):
         raise _wrong(where, "an object with a 'schema'")
     # OpenAI's `strict` promises that the whole schema is kept; without it the part that can be enforced is.
-    return _schema(f"{where}.schema", described.get("schema", {}), lenient=described.get("strict") is not True)
+    return _schema(f"{where}.schema", described["schema"], lenient=described.get("strict") is not True)
 
 
 def _structured_outputs(value: Json) -> Format:

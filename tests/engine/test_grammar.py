@@ -87,6 +87,16 @@ def test_whatever_a_regex_lets_through_matches_it(compiler, pattern) -> None:
         assert re.fullmatch(pattern, walk(start(compiler, lark.regex(pattern)), seed).decode())
 
 
+def test_digits_are_the_ten_of_ascii(compiler) -> None:
+    schema = {"type": "object", "properties": {"pattern": {"type": "string", "pattern": r"^[\d-]\d\\d$"}}}
+    schema["required"], schema["additionalProperties"] = ["pattern"], False
+    for seed in range(6):
+        assert re.fullmatch(r"[0-9a-]{3}", walk(start(compiler, lark.regex(r"[a\d-]{2}\d")), seed).decode())
+        value = json.loads(walk(start(compiler, lark.schema(schema)), seed))
+        assert re.fullmatch(r"[0-9-][0-9]\\d", value["pattern"])
+    assert allowed(start(compiler, lark.schema({"const": {"pattern": r"\d"}})))
+
+
 def test_a_choice_is_one_of_its_texts_and_every_one_of_them(compiler) -> None:
     texts = ['say "hi"', "two\nlines", "back\\slash", "日本", "a", "ab"]
     assert {walk(start(compiler, lark.choice(texts)), seed).decode() for seed in range(60)} == set(texts)

@@ -12,8 +12,9 @@ import pytest
 from engine.chat_template import CHATML, ChatTemplate
 from engine.grammar import lark
 from engine.grammar.compiling import Compiler, Vocabulary
+from engine.server.asked import Asked
 from engine.server.reply import Reply
-from engine.server.reply_form import Asked, ReplyForm
+from engine.server.reply_form import ReplyForm
 from engine.server.structured import Format
 from engine.server.tools.families import FAMILIES, Tool
 from engine.server.tools.harmony import MARKERS

@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from engine.server.reply import Arguments, Called, Part, Said, cut
+from engine.server.reply import Arguments, Called, Part, Said, Spans, cut
 from engine.server.tools.json_call import JsonCall, JsonValue, NotACall
 
 _SEPARATORS = frozenset(" \n\r\t[],;")
@@ -36,6 +36,7 @@ class Calls:
     """`ReplyParser` for one form. `names` are those of the tools, which a bare call must have."""
 
     def __init__(self, form: Form, names: Collection[str]) -> None:
+        self.spans: Spans = []
         self._form = form
         self._names = frozenset(names)
         self._markers = (*form.opens, form.close) if form.close else form.opens

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from engine.server.reply import Arguments, Called, Part, Said, Thought, cut
+from engine.server.reply import Arguments, Called, Part, Said, Spans, Thought, cut
 
 CHANNEL, MESSAGE, END, START, CALL, CONSTRAIN = (
     f"<|{name}|>" for name in ("channel", "message", "end", "start", "call", "constrain")
@@ -21,10 +21,10 @@ _RECIPIENT = re.compile(r"to=(?:functions\.)?([\w.:/-]+)")
 
 
 class Harmony:
-    """`ReplyParser` of this form. `spans` as in `reasoning.Thinking`. A message without a header is said."""
+    """`ReplyParser` of this form. A message without a header is said."""
 
     def __init__(self) -> None:
-        self.spans: list[tuple[int, int | None]] = []
+        self.spans: Spans = []
         self._held = ""
         self._seen = 0
         self._header = ""

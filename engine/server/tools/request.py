@@ -40,8 +40,12 @@ def read_tools(request: ChatRequest) -> ToolUse | None:
     names = [tool.name for tool in tools]
     for i, name in enumerate(names):
         if name in names[:i]:
-            raise InvalidRequest(f"Two tools are called '{name}'.", param=f"tools[{i}].function.name")
+            where = f"tools[{i}].function.name"
+            raise InvalidRequest(f"'{where}' is '{name}', as that of another tool.", param=where)
     choice = request.tool_choice
+    if not tools and request.parallel_tool_calls is not None:
+        text = "'parallel_tool_calls' is only allowed when 'tools' are given."
+        raise InvalidRequest(text, param="parallel_tool_calls")
     if not tools or choice == "none":
         return None
     named = None
@@ -83,8 +87,6 @@ def _named(choice: Json, names: list[str]) -> str:
     if choice.get("type") != "function" or not isinstance(name, str):
         raise InvalidRequest(f"'tool_choice' {_CHOICES}.", param="tool_choice")
     if name not in names:
-        raise InvalidRequest(
-            f"'tool_choice' names '{name[:64]}', but the tools are {', '.join(names)[:300]}.",
-            param="tool_choice.function.name",
-        )
+        where = "tool_choice.function.name"
+        raise InvalidRequest(f"'{where}' is '{name[:64]}', the tools are {', '.join(names)[:300]}.", param=where)
     return name
