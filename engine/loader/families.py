@@ -255,16 +255,18 @@ class GgufTensors:
             prefix = f"blk.{index}."
             yield [self._matrix(prefix + name) for name in qkv]
             yield [self._matrix(prefix + "attn_output.weight")]
-            for names in (gate_up, ["ffn_down.weight"]):
-                if layer.experts and self.spec.moe is not None:
-                    names = [name.replace(".weight", "_exps.weight") for name in names]
-                    stacks = [self._matrix(prefix + name, dimensions=3) for name in names]
-                    count = self.spec.moe.num_experts
-                    one = [replace(s, shape=s.shape[1:], num_bytes=s.num_bytes // count) for s in stacks]
-                    yield from [one] * count
-                else:
-                    yield [self._matrix(prefix + name) for name in names]
+            if layer.experts and self.spec.moe is not None:
+                one = [self._expert_headers(prefix, names) for names in (gate_up, ["ffn_down.weight"])]
+                yield from one * self.spec.moe.num_experts
+            else:
+                yield [self._matrix(prefix + name) for name in gate_up]
+                yield [self._matrix(prefix + "ffn_down.weight")]
         yield [self._matrix("token_embd.weight" if self.spec.tied_embeddings else "output.weight")]
+
+    def _expert_headers(self, prefix: str, names: list[str]) -> list[TensorInfo]:
+        """Of one expert; those of all lie in one tensor."""
+        stacks = [self._matrix(prefix + name.replace(".weight", "_exps.weight"), dimensions=3) for name in names]
+        return [replace(s, shape=s.shape[1:], num_bytes=s.num_bytes // s.shape[0]) for s in stacks]
 
     def _names(self) -> tuple[list[str], list[str]]:
         """What holds Q, K and V, and gate and up."""

@@ -48,8 +48,8 @@ def _scaling(values: HfValues, parameters: HfValues, family: HfFamily) -> RopeSc
     if kind == "su" or (kind == "yarn" and family.yarn_is_longrope):
         kind = "longrope"
     context = values.integer("max_position_embeddings")
-    trained = parameters.integer(
-        "original_max_position_embeddings", values.integer("original_max_position_embeddings", context)
+    trained = values.integer(  # where it is said twice, the models' own library takes this one
+        "original_max_position_embeddings", parameters.integer("original_max_position_embeddings", context)
     )
     match kind:
         case "default":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,15 +39,13 @@ SMALL = {
 }
 
 
-def write_folder(
-    path: Path, family: str, *, seed: int = 0, shard_size: str = "5GB", **options: Any
-) -> transformers.PreTrainedModel:
-    """Write a random model of transformers' classes `{family}Config` and `{family}ForCausalLM`; returns the model.
+def random_model(family: str, *, seed: int = 0, **options: Any) -> transformers.PreTrainedModel:
+    """A random model of transformers' classes `{family}Config` and `{family}ForCausalLM`.
 
     The attributes of its configuration are the small ones, changed by `options`.
     """
     name = {"Gemma3": "Gemma3Text"}.get(family, family)
-    config = getattr(transformers, f"{name}Config")(**SMALL | options)
+    config = getattr(transformers, f"{name}Config")(**copy.deepcopy(SMALL | options))
     torch.manual_seed(seed)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     with torch.no_grad():
@@ -57,6 +56,12 @@ def write_folder(
                 parameter.normal_(0.5, 1.0)
             else:
                 parameter.normal_(0.0, 0.15)
+    return model
+
+
+def write_folder(path: Path, family: str, *, shard_size: str = "5GB", **options: Any) -> transformers.PreTrainedModel:
+    """Write a random model to the folder `path`; returns it. Arguments as for `random_model`."""
+    model = random_model(family, **options)
     model.save_pretrained(path, max_shard_size=shard_size)
     return model
 
@@ -116,7 +121,7 @@ class Model:
             decoder.attention.begin(step)
             ids = torch.tensor([token for one in rows for token in one.token_ids])
             hidden = decoder.hidden(ids, torch.from_numpy(step.positions), torch.arange(len(ids)))
-            pieces = decoder.logits(hidden).clone().split([take for take, _ in takes])
+            pieces = decoder.logits(hidden).clone().split_with_sizes([take for take, _ in takes])
             for (take, i), piece in zip(takes, pieces, strict=True):
                 parts[i].append(piece)
                 done[i] += take

@@ -35,11 +35,15 @@ LONGROPE = {
     "rope_type": "longrope",
     "short_factor": PAIRS,
     "long_factor": [4 * pair for pair in PAIRS],
-    "original_max_position_embeddings": 128,
     "partial_rotary_factor": 0.75,
     **THETA,
 }
-GEMMA = {"head_dim": 32, "sliding_window": 12, "query_pre_attn_scalar": 24}
+PHI: dict[str, Any] = {
+    "rope_parameters": LONGROPE,
+    "max_position_embeddings": 512,
+    "original_max_position_embeddings": 128,
+}
+GEMMA: dict[str, Any] = {"head_dim": 32, "sliding_window": 12, "query_pre_attn_scalar": 24}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
@@ -76,7 +80,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("Gemma3", {**GEMMA, "layer_types": ["sliding_attention", "full_attention"] * 2}),
     "gemma3, as published": ("Gemma3", {**GEMMA, "num_hidden_layers": 6}),
     "phi3": ("Phi3", {"sliding_window": 20}),
-    "phi3, longrope": ("Phi3", {"rope_parameters": LONGROPE, "max_position_embeddings": 512}),
+    "phi3, longrope": ("Phi3", PHI),
     "gpt-oss": (
         "GptOss",
         {"num_local_experts": 6, "num_experts_per_tok": 3, "head_dim": 32, "sliding_window": 12, "vocab_size": 320},
@@ -117,7 +121,8 @@ def check(tmp_path: Path, case: str) -> None:
 
 
 def test_a_context_beyond_the_trained_one_takes_the_long_factors(tmp_path: Path) -> None:
-    reference = write_folder(tmp_path, "Phi3", rope_parameters=LONGROPE, max_position_embeddings=512)
+    reference = write_folder(tmp_path, "Phi3", **PHI)
+    assert reference.model.rotary_emb.attention_scaling > 1
     text = [int(token) for token in RANDOM.integers(3, 320, 140)]
     with torch.inference_mode():
         want = reference(torch.tensor([text])).logits[0]
