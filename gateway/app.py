@@ -12,6 +12,7 @@ from typing import Literal
 
 from gateway import pages, pipeline
 from gateway.admin import routes as admin
+from gateway.batches import anthropic as message_batches
 from gateway.batches import routes as batches
 from gateway.dialects import errors
 from gateway.dialects.anthropic_messages import MESSAGES
@@ -51,6 +52,11 @@ ROUTES: Mapping[tuple[str, str], Route] = {
     ("POST", "/v1/responses/{response_id}/cancel"): Route(kept.cancel, "key"),
     ("POST", "/v1/messages"): Route(pipeline.endpoint(MESSAGES), "key"),
     ("POST", "/v1/messages/count_tokens"): Route(count_tokens, "key"),
+    ("POST", "/v1/messages/batches"): Route(message_batches.create, "key"),
+    ("GET", "/v1/messages/batches"): Route(message_batches.listed, "key"),
+    ("GET", "/v1/messages/batches/{message_batch_id}"): Route(message_batches.retrieve, "key"),
+    ("POST", "/v1/messages/batches/{message_batch_id}/cancel"): Route(message_batches.cancel, "key"),
+    ("GET", "/v1/messages/batches/{message_batch_id}/results"): Route(message_batches.results, "key"),
     ("POST", "/v1/embeddings"): Route(pipeline.endpoint(EMBEDDINGS), "key"),
     ("POST", "/v1/rerank"): Route(pipeline.endpoint(RERANK), "key"),
     ("POST", "/v1/feedback"): Route(feedback, "key"),
@@ -74,7 +80,11 @@ _PATHS: Mapping[str, frozenset[str]] = {
     path: frozenset(method for method, other in ROUTES if other == path) for _, path in ROUTES
 }
 _MODEL_PREFIX = "/v1/models/"
-_NAMED = {files.PREFIX: "{file_id}", batches.PREFIX: "{batch_id}"}
+_NAMED = {
+    files.PREFIX: "{file_id}",
+    batches.PREFIX: "{batch_id}",
+    message_batches.PREFIX: "{message_batch_id}",
+}
 _MESSAGES_PATH = "/v1/messages"  # here and below it, even clients that do not say so speak the Anthropic dialect
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from backends.protocol import Json
+from gateway.batches.checking import MAX_CUSTOM_ID
 from gateway.batches.line import ENDPOINTS
 from gateway.batches.record import STATUSES
 from gateway.dialects.openai_responses import MAX_NAME, MAX_PAIRS, MAX_VALUE
@@ -31,7 +32,7 @@ def paths(errors: Errors, headers: Headers) -> dict[str, Json]:
 
     def route(
         summary: str, operation: str, answer: Json, *more: str, query: Mapping[str, tuple[str, Json]] | None = None,
-        path: str | None = None, content: str = "application/json",
+        path: str | None = None, content: str = "application/json", error: str = "Error",
     ) -> Json:  # fmt: skip
         described: Json = {
             "operationId": operation,
@@ -46,14 +47,14 @@ def paths(errors: Errors, headers: Headers) -> dict[str, Json]:
                     "content": {content: {"schema": answer}},
                     "headers": headers("x-request-id"),
                 },
-                **errors(*_ALWAYS, *more),
+                **errors(*_ALWAYS, *more, schema=error),
             },
         }
         if path is not None:
             described["parameters"].append(
                 {"name": path, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
             )
-            described["responses"] |= errors("404")
+            described["responses"] |= errors("404", schema=error)
         return described
 
     def ref(name: str) -> Json:
@@ -85,7 +86,38 @@ def paths(errors: Errors, headers: Headers) -> dict[str, Json]:
         "content": {"application/json": {"schema": ref("BatchRequest")}},
     }
     cancel = route("Stop a batch; what was answered is kept.", "cancelBatch", ref("Batch"), "409", path="batch_id")
+    create_messages = route(
+        "Make a batch of messages, in the Anthropic dialect: each is asked within a day, when there is room.",
+        "createMessageBatch", ref("MessageBatch"), "404", "408", "413", "429", error="MessagesError",
+    )  # fmt: skip
+    create_messages["requestBody"] = {
+        "required": True,
+        "content": {"application/json": {"schema": ref("MessageBatchRequest")}},
+    }
+
+    def of_messages(summary: str, operation: str) -> Json:
+        answer = ref("MessageBatch")
+        return route(summary, operation, answer, path="message_batch_id", error="MessagesError")
+
+    results = route(
+        "Fetch the results of a batch of messages.", "getMessageBatchResults", bytes_of, path="message_batch_id",
+        content="application/x-jsonl", error="MessagesError",
+    )  # fmt: skip
     return {
+        "/v1/messages/batches": {
+            "post": create_messages,
+            "get": route(
+                "List the project's batches of messages, the newest first.", "listMessageBatches",
+                ref("MessageBatchList"), query={"after_id": _AFTER, "limit": limit(100, 20)}, error="MessagesError",
+            ),
+        },
+        "/v1/messages/batches/{message_batch_id}": {
+            "get": of_messages("Describe a batch of messages.", "getMessageBatch")
+        },
+        "/v1/messages/batches/{message_batch_id}/cancel": {
+            "post": of_messages("Stop a batch of messages; what was answered is kept.", "cancelMessageBatch")
+        },
+        "/v1/messages/batches/{message_batch_id}/results": {"get": results},
         "/v1/files": {"post": create_file, "get": list_files},
         "/v1/files/{file_id}": {
             "get": route("Describe a file.", "getFile", ref("File"), path="file_id"),
@@ -160,6 +192,38 @@ def schemas() -> dict[str, Json]:
         "BatchRequest": request,
         "Batch": batch,
         "BatchList": _list("Batch"),
+        **_of_messages(),
+    }
+
+
+def _of_messages() -> dict[str, Json]:
+    one: Json = {
+        "type": "object",
+        "properties": {
+            "custom_id": {"type": "string", "minLength": 1, "maxLength": MAX_CUSTOM_ID},
+            "params": {"type": "object", "description": "What POST /v1/messages takes, without `stream`."},
+        },
+        "required": ["custom_id", "params"],
+        "additionalProperties": False,
+    }
+    request: Json = {
+        "type": "object",
+        "properties": {"requests": {"type": "array", "items": one, "minItems": 1}},
+        "required": ["requests"],
+        "additionalProperties": False,
+    }
+    moment: Json = {"type": ["string", "null"]}
+    counts = _object(**dict.fromkeys(("processing", "succeeded", "errored", "canceled", "expired"), _COUNT))
+    batch = _object(
+        id=_TEXT, type={"const": "message_batch"}, processing_status={"enum": ["in_progress", "canceling", "ended"]},
+        request_counts=counts, created_at=_TEXT, expires_at=_TEXT, ended_at=moment, cancel_initiated_at=moment,
+        archived_at=moment, results_url=moment,
+    )  # fmt: skip
+    items: Json = {"type": "array", "items": {"$ref": "#/components/schemas/MessageBatch"}}
+    return {
+        "MessageBatchRequest": request,
+        "MessageBatch": batch,
+        "MessageBatchList": _object(data=items, first_id=_ID, last_id=_ID, has_more={"type": "boolean"}),
     }
 
 

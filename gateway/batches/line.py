@@ -23,6 +23,7 @@ from gateway.access.budget_queue import LOOK_S, SELDOM_S, Wait
 from gateway.access.limits import Admission, BudgetExhausted, Grant, Refused
 from gateway.batches.checking import Line as Asking
 from gateway.batches.results import Result
+from gateway.dialects.anthropic_messages import MESSAGES
 from gateway.dialects.dialect import Asked, Dialect, Writer
 from gateway.dialects.errors import BadRequest, GatewayError
 from gateway.dialects.openai_chat import CHAT
@@ -44,6 +45,7 @@ ENDPOINTS: Final[Mapping[str, Dialect]] = {
     "/v1/completions": COMPLETIONS,
     "/v1/embeddings": EMBEDDINGS,
     "/v1/responses": RESPONSES,
+    "/v1/messages": MESSAGES,
 }
 # A budget that only running requests stand in the way of says to come back so soon.
 _SOON_S: Final = 1.0

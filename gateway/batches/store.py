@@ -67,6 +67,7 @@ class BatchStore:
         project_id: str | None = None,
         organisation_id: str | None = None,
         statuses: Collection[str] | None = None,
+        endpoint: str | None = None,
         after: str | None = None,
         limit: int,
     ) -> list[Batch]:
@@ -78,6 +79,8 @@ class BatchStore:
             wanted.append(batches.c.organisation_id == organisation_id)
         if statuses is not None:
             wanted.append(batches.c.status.in_(statuses))
+        if endpoint is not None:
+            wanted.append(batches.c.endpoint == endpoint)
         if after is not None:
             wanted.append(batches.c.id < after)
         return await self._find(*wanted, limit=limit)

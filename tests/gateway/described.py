@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -63,6 +64,7 @@ class Running:
             response_id=self.kept() if "{response_id}" in path else "",
             file_id=self.file() if "{file_id}" in path else "",
             batch_id=self.batch() if "{batch_id}" in path else "",
+            message_batch_id=self.message_batch() if "{message_batch_id}" in path else "",
         )
 
     def file(self) -> str:
@@ -76,6 +78,18 @@ class Running:
         """The id of a new batch."""
         asked = {"input_file_id": self.file(), "endpoint": "/v1/embeddings", "completion_window": "24h"}
         return str(self.client.post("/v1/batches", json=asked, headers=self.headers()).json()["id"])
+
+    def message_batch(self) -> str:
+        """The id of a new batch of messages that has ended."""
+        message = {"model": "mock", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
+        asked = {"requests": [{"custom_id": "a", "params": message}]}
+        path, headers = "/v1/messages/batches", self.headers()
+        batch = self.client.post(path, json=asked, headers=headers).json()
+        ends = time.monotonic() + 30
+        while batch["processing_status"] != "ended" and time.monotonic() < ends:
+            time.sleep(0.02)
+            batch = self.client.get(f"{path}/{batch['id']}", headers=headers).json()
+        return str(batch["id"])
 
 
 @contextmanager
