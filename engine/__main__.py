@@ -22,13 +22,12 @@ from engine.client import EngineClient
 from engine.config import PRECISIONS, EngineConfig
 from engine.lifeline import watch_lifeline
 from engine.limits import SchedulerConfig
-from engine.loader import ModelFileError
+from engine.loader import GenerationDefaults, ModelFileError
 from engine.metrics import EngineMetrics
 from engine.page_seed import page_seed
 from engine.server.app import create_app
 from engine.server.lanes import Lanes
 from engine.server.model import Model
-from engine.server.params import SamplingDefaults
 from engine.server.reply_form import REASONING_PARSERS, TOOL_PARSERS
 
 _DRAIN_SECONDS = 10
@@ -41,7 +40,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         prog="tierline engine", description="Serve one model: OpenAI-compatible HTTP, /metrics, /health."
     )
     add = parser.add_argument
-    add("--model", required=True, help="path of a GGUF file, or the name of a pulled model")
+    add("--model", required=True, help="a GGUF file, a Hugging Face folder, or the name of a pulled model")
     add("--served-name", help="the model's name in requests (default: the name given to --model)")
     add("--data-dir", type=Path, default=Path("var"), help="where pulled models lie (default: var)")
     add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
@@ -66,8 +65,9 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add("--kv-cache-bytes", type=_integer(1), help="memory for the KV cache (default: by the memory that is free)")
     add("--block-size", type=_integer(1), help="tokens per page of the KV cache (default: the runner's)")
     add("--no-prefix-cache", action="store_true", help="compute every prompt from its first token")
-    add("--temperature", type=_number(0, 2), default=1.0, help="where a request names none (%(default)s)")
-    add("--top-p", type=_number(0, 1), default=1.0, help="where a request names none (%(default)s)")
+    add("--temperature", type=_number(0, 2), help="where a request names none (default: as the model recommends, or 1)")
+    add("--top-p", type=_number(0, 1), help="where a request names none (default: as the model recommends, or 1)")
+    add("--no-recommended-sampling", action="store_true", help="leave aside what the model's authors recommend")
     add("--tool-parser", choices=TOOL_PARSERS, default="auto", help="form of tool calls (default: by the template)")
     add(
         "--reasoning-parser",
@@ -106,16 +106,18 @@ def _number(low: float, high: float) -> Callable[[str], float]:
 
 
 def find_model(model: str, data_dir: Path) -> Path:
-    """The file that `--model` means: itself if it is a path, else the one GGUF file of the pulled model.
+    """What `--model` means: the file or folder itself if it is a path, else the one GGUF file of the pulled model.
 
     Raises:
         FileNotFoundError: nothing is there, or more than one file.
     """
     path = Path(model)
-    if path.is_file():
+    if path.is_file() or (path / "config.json").is_file():
         return path
+    if path.is_dir() and not (data_dir / "models" / model).is_dir():
+        raise FileNotFoundError(f"{model}: a folder without config.json, so no model, or an incomplete one")
     if path.suffix == ".gguf" or len(path.parts) > 1:
-        raise FileNotFoundError(f"{model}: no such file")
+        raise FileNotFoundError(f"{model}: no such file or folder")
     folder = data_dir / "models" / model
     files = sorted(folder.glob("*.gguf"))
     if not files:
@@ -124,6 +126,11 @@ def find_model(model: str, data_dir: Path) -> Path:
         names = ", ".join(file.name for file in files)
         raise FileNotFoundError(f"{folder} holds several models ({names}); give the path of one")
     return files[0]
+
+
+def _name_of(model: str) -> str:
+    path = Path(model)
+    return path.stem if path.is_file() else path.resolve().name if path.is_dir() else model
 
 
 class _DrainingServer(Server):
@@ -176,12 +183,12 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         path = find_model(options.model, options.data_dir)
-        name = options.served_name or (path.stem if Path(options.model).is_file() else options.model)
+        name = options.served_name or _name_of(options.model)
         SchedulerConfig(options.max_num_seqs, options.max_num_batched_tokens, options.max_waiting)
         page_seed()  # the core reads it, too
-        sampling = SamplingDefaults(options.temperature, options.top_p)
+        said = GenerationDefaults(options.temperature, options.top_p)
         parsers = {"tool_parser": options.tool_parser, "reasoning_parser": options.reasoning_parser}
-        model = Model.load(path, name, sampling, **parsers)
+        model = Model.load(path, name, said, recommended=not options.no_recommended_sampling, **parsers)
         listener = _listen(options.host, options.port)
     except (ModelFileError, ChatTemplateError, FileNotFoundError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -81,7 +81,8 @@ def engine_spec(settings: Settings, name: str, model: Path, page_seed: str) -> P
     }
     return ProcessSpec(
         name=f"engine-{name}",
-        argv=_module("engine", options),
+        # What counts where a request says nothing stands in tierline.yaml, and the answer cache goes by that.
+        argv=(*_module("engine", options), "--no-recommended-sampling"),
         ready=http_probe(_reachable(engine.host), engine.port, "/health"),
         env=_unless_set({**_PASSIVE_THREADS, "OMP_NUM_THREADS": str(threads), "TIERLINE_PAGE_SEED": page_seed}),
         stop_timeout_s=_DRAIN_S + _KILL_AFTER_DRAIN_S,

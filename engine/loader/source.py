@@ -46,6 +46,10 @@ class OpenModel(ABC):
 
 def open_model(path: Path | str) -> OpenModel:
     """Open the model at `path`. Raises ModelFileError for one that is incomplete or cannot be served."""
+    if Path(path).is_dir():
+        from engine.loader.folder_model import FolderModel
+
+        return FolderModel(path)
     from engine.loader.gguf_model import GgufModel
 
     return GgufModel(path)

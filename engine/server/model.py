@@ -11,7 +11,7 @@ from typing import Any
 from backends.protocol import InvalidRequest, Json
 from engine.chat_template import RESERVED, ChatTemplate, ChatTemplateError, with_objects, with_text
 from engine.literal_text import LiteralText, texts_of
-from engine.loader import read_info
+from engine.loader import GenerationDefaults, read_info
 from engine.messages import Conversation
 from engine.server.asked import uses_tools
 from engine.server.errors import ApiError, unsupported
@@ -55,13 +55,16 @@ class Model:
         cls,
         path: Path,
         name: str,
-        sampling: SamplingDefaults = API_DEFAULTS,
+        said: GenerationDefaults = GenerationDefaults(),
         *,
+        recommended: bool = True,
         tool_parser: str = "auto",
         reasoning_parser: str = "auto",
     ) -> Model:
-        """Read the model's description. `sampling` counts where a request names no value; the parsers are names of
-        `reply_form.py`, "auto" goes by the template.
+        """Read the model's description.
+
+        `said` counts where a request names no value, then, if `recommended`, what the model's authors recommend. The
+        parsers are names of `reply_form.py`, "auto" goes by the template.
 
         Raises:
             ModelFileError: the model cannot be served.
@@ -70,6 +73,7 @@ class Model:
         """
         info = read_info(path)
         tokens = info.tokenizer.tokens
+        sampling = SamplingDefaults.of(said, *([info.generation] if recommended else []))
 
         def text(token_id: int | None) -> str:
             return "" if token_id is None else tokens[token_id]

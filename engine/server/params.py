@@ -6,9 +6,10 @@ that depend on the model.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from backends.protocol import ChatRequest, CompletionRequest, InvalidRequest, Message, StreamOptions, validate
+from engine.loader.info import GenerationDefaults
 from engine.server.errors import unsupported
 from engine.server.sampling import MAX_LOGPROBS, beam_params, check_sampling, in_range
 from engine.server.schema import ChatExtras, Extras
@@ -24,6 +25,15 @@ class SamplingDefaults:
 
     temperature: float = 1.0
     top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+    @classmethod
+    def of(cls, *said: GenerationDefaults) -> SamplingDefaults:
+        """Each value as the first of `said` that says something about it; else the API's own default."""
+        values = (item for one in reversed(said) for item in asdict(one).items())
+        return cls(**{name: value for name, value in values if value is not None})
 
 
 API_DEFAULTS = SamplingDefaults()
@@ -155,9 +165,9 @@ def _options(
     params = SamplingParams(
         temperature=_given(request.temperature, defaults.temperature),
         top_p=_given(request.top_p, defaults.top_p),
-        top_k=max(0, extras.top_k or 0),
-        min_p=extras.min_p or 0.0,
-        repetition_penalty=_given(extras.repetition_penalty, 1.0),
+        top_k=max(0, defaults.top_k if extras.top_k is None else extras.top_k),
+        min_p=_given(extras.min_p, defaults.min_p),
+        repetition_penalty=_given(extras.repetition_penalty, defaults.repetition_penalty),
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
         seed=request.seed,

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
+import torch
+import transformers
 from gguf.constants import GGMLQuantizationType
 
 from engine.loader import GenerationDefaults, ModelFileError, open_model, read_info
-from tests.engine.models import write_model
+from engine.loader.folder import Folder
+from engine.loader.hf_tokenizer import read_templates
+from engine.runner import load_runner
+from engine.server.model import Model
+from engine.server.params import SamplingDefaults
+from engine.server.schema import ChatExtras
+from tests.engine.hf_models import write_folder
+from tests.engine.models import generate, write_model
+from tests.engine.serving import encode_chat
+from tests.engine.tokenizer_kinds import write_folder as write_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +79,119 @@ def test_quantised_variants_and_other_trainings_have_other_digests(tiny: Path, t
 def test_a_missing_path_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="no such file"):
         open_model(tmp_path / "absent.gguf")
+
+
+# --- folders ---
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random Llama with a tokenizer and everything else that such folders hold."""
+    path = tmp_path_factory.mktemp("models") / "tiny-llama"
+    write_folder(path, "Llama", vocab_size=600, shard_size="100KB", bos_token_id=None, eos_token_id=None)
+    write_tokenizer(path, "space first")
+    (path / "generation_config.json").write_text('{"eos_token_id": [258, 259], "temperature": 0.7, "top_k": 20}')
+    (path / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}")
+    (path / "README.md").write_text("---\nlicense: apache-2.0\ntags: [x]\n---\n# Tiny\nlicense: none\n")
+    return path
+
+
+def test_a_folder_says_what_it_is(folder: Path) -> None:
+    info = read_info(folder)
+    assert (info.name, info.format, info.quantization, info.licence) == (
+        "tiny-llama",
+        "huggingface",
+        "F32",
+        "apache-2.0",
+    )
+    assert info.spec.vocab_size == 600
+    assert info.generation == GenerationDefaults(temperature=0.7, top_k=20)
+    assert info.tokenizer.end_ids == {258, 259}
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    assert info.file_bytes == sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def test_a_folder_serves_requests(folder: Path) -> None:
+    model = Model.load(folder, "m", GenerationDefaults(temperature=0.5))
+    assert model.sampling == SamplingDefaults(temperature=0.5, top_k=20)
+    assert Model.load(folder, "m", recommended=False).sampling == SamplingDefaults()
+    ids = encode_chat(model, [{"role": "user", "content": "the cat </s>"}], ChatExtras())
+    bos, eos = model.tokenizer.bos_id, model.tokenizer.eos_id
+    assert (ids[0], ids.count(bos), ids[-1], ids.count(eos)) == (bos, 1, eos, 1), "one BOS, and no turn is forged"
+    runner = load_runner(folder, precision="float32", max_model_len=64, kv_cache_bytes=1 << 22, max_num_seqs=2)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ours = generate(runner, ids, 8, pages=[1, 2, 3, 4])
+    with torch.inference_mode():
+        theirs = reference.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False, eos_token_id=None)
+    assert ours == theirs[0, len(ids) :].tolist()
+
+
+def test_templates_come_from_wherever_folders_keep_them(folder: Path, tmp_path: Path) -> None:
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+
+    def templates(files: dict[str, str]) -> tuple[str | None, str | None]:
+        path = tmp_path / str(len(list(tmp_path.iterdir())))
+        for name, text in files.items():
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            (path / name).write_text(text)
+        return read_templates(Folder(path))
+
+    named = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]
+    in_settings = {"tokenizer_config.json": json.dumps(settings | {"chat_template": "one"})}
+    assert templates({"chat_template.json": '{"chat_template": "old"}'}) == ("old", None)
+    assert templates(in_settings) == ("one", None)
+    assert templates({"tokenizer_config.json": json.dumps({"chat_template": named})}) == ("d", "t")
+    assert templates(in_settings | {"chat_template.jinja": "file"}) == ("file", None)
+    assert templates({"chat_template.jinja": "f", "additional_chat_templates/tool_use.jinja": "t"}) == ("f", "t")
+    with pytest.raises(ModelFileError, match="without one called 'default'"):
+        templates({"tokenizer_config.json": json.dumps({"chat_template": named[1:]})})
+
+
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model-00002-of", "model.safetensors.index.json"])
+def test_a_half_copied_folder_names_the_missing_file(folder: Path, tmp_path: Path, missing: str) -> None:
+    for file in folder.iterdir():
+        if not file.name.startswith(missing):
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(ModelFileError, match=missing):
+        read_info(tmp_path)
+
+
+def test_a_file_broken_off_is_named(folder: Path, tmp_path: Path) -> None:
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    for name in ("config.json", "tokenizer.json", "generation_config.json", next(folder.glob("*.safetensors")).name):
+        whole = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(ModelFileError, match=name):
+            read_info(tmp_path)
+        (tmp_path / name).write_bytes(whole)
+    (tmp_path / "generation_config.json").write_text('{"top_p": 3}')
+    with pytest.raises(ModelFileError, match="top_p is 3, not 0 to 1"):
+        read_info(tmp_path)
+
+
+def test_folders_are_told_apart_by_what_is_in_them(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "renamed"
+    copy.mkdir()
+    for file in folder.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    original = open_model(folder).digest()
+    assert open_model(copy).digest() == original
+    shard = sorted(copy.glob("*.safetensors"))[-1]
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    assert open_model(copy).digest() != original
+    write_folder(copy, "Llama", vocab_size=600, shard_size="100KB", seed=1)
+    assert open_model(copy).digest() != original
+
+
+def test_descriptions_for_those_who_must_not_import_the_engine(folder: Path, tiny: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "engine.describe", str(folder), str(tiny), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    first, second, third = map(json.loads, done.stdout.splitlines())
+    assert done.returncode == 1
+    assert (first["name"], first["quantization"], first["has_chat_template"]) == ("tiny-llama", "F32", True)
+    assert first["recommended_sampling"] == {"temperature": 0.7, "top_k": 20}
+    assert (second["format"], second["family"]) == ("gguf", "llama")
+    assert "config.json" in third["error"]
