@@ -152,7 +152,7 @@ class SamplingDefaults(Strict):
 class EngineSettings(Strict):
     """One bundled engine process, started by `tierline up`."""
 
-    model: str = Field(description="A pulled model's name or the path of a GGUF file.")
+    model: str = Field(description="A pulled model's name, or the path of a GGUF file or a Hugging Face folder.")
     host: str = "127.0.0.1"
     port: int = Field(8101, ge=0, le=65535)
     threads: int | None = Field(None, ge=1)
