@@ -1,6 +1,6 @@
 """Loads a model in a process of its own and prints, as JSON, the memory that it took beside what its plan said.
 
-    python -m tests.engine.memory_probe MODEL.gguf PRECISION KV_CACHE_BYTES
+    python -m tests.engine.memory_probe MODEL PRECISION KV_CACHE_BYTES
 
 Counts the process's own memory (`RssAnon`), not the file's mapped pages, from the moment when everything is imported.
 """
@@ -15,8 +15,7 @@ from pathlib import Path
 
 import torch
 
-from engine.loader.families import GgufTensors
-from engine.loader.gguf import GgufFile
+from engine.loader.source import open_model
 from engine.memory import Demand
 from engine.precision import choose_policy
 from engine.runner import load_runner
@@ -51,7 +50,7 @@ class Peak:
 
 
 def main(path: str, precision: str, kv_cache_bytes: int) -> None:
-    source = GgufTensors(GgufFile(path))
+    source = open_model(path).tensors()
     demand = Demand(source.spec, list(source.matrices()), LENGTH, PAGE, SEQS, TOKENS, kv_cache_bytes)
     _, plan = choose_policy(precision, torch.device("cpu"), demand)
     torch.ones(512, 512) @ torch.ones(512, 512)  # torch's own threads and buffers

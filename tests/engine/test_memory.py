@@ -28,6 +28,7 @@ from engine.models.rope import RopeSpec
 from engine.models.spec import LayerSpec, ModelSpec
 from engine.precision import choose_policy
 from engine.runner import load_runner
+from tests.engine.byte_tokenizer import write_byte_tokenizer
 from tests.engine.models import write_model
 
 T = GGMLQuantizationType
@@ -178,13 +179,18 @@ def test_the_kv_cache_of_a_plan(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize("precision", ["auto", "float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["auto", "float32", "bfloat16", "folder"])
 def test_a_process_takes_what_was_planned(tmp_path: Path, precision: str) -> None:
     """Within a tenth and 12 MiB (interpreter, allocator, tokens): what is held, and the peak."""
     path = tmp_path / "mixed.gguf"
     sizes = {"vocab_size": 8192, "hidden_size": 576, "intermediate_size": 2048, "num_hidden_layers": 4}
     encodings = {"ffn_down": T.Q6_K, "attn_v": T.Q8_0, "token_embd": T.Q8_0}
-    write_model(path, encoding=T.Q4_1, encodings=encodings, sizes=sizes, heads=9, head_dim=64)
+    model = write_model(path, encoding=T.Q4_1, encodings=encodings, sizes=sizes, heads=9, head_dim=64)
+    if precision == "folder":  # safetensors in bfloat16, in shards of a block or so
+        path, precision = tmp_path / "folder", "bfloat16"
+        model.to(torch.bfloat16).save_pretrained(path, max_shard_size="10MB")
+        write_byte_tokenizer(path)
+        assert len(list(path.glob("*.safetensors"))) > 2
     command = [sys.executable, "-m", "tests.engine.memory_probe", str(path), precision, str(32 << 20)]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     got = json.loads(output.splitlines()[-1])
@@ -192,4 +198,4 @@ def test_a_process_takes_what_was_planned(tmp_path: Path, precision: str) -> Non
     room, held = 12 << 20, got["weights_bytes"] + got["kv_cache_bytes"]
     assert 0.9 * held - room <= got["loaded"] <= 1.1 * held + room, got
     assert 0.9 * held - room <= got["peak"] <= 1.1 * got["total_bytes"] + room, got
-    assert got["decoded"] == []  # every encoding here has a packed form
+    assert got["decoded"] == []  # every encoding that is to be packed has a packed form

@@ -18,8 +18,10 @@ from engine.loader.safetensors_writer import Stored, stored, write_folder
 from engine.loader.source import open_model
 from engine.quantize.model import quantize_folder
 from engine.quantize.texts import bundled_text, token_rows
+from engine.runner import load_runner
 from engine.tokenizer import Tokenizer
-from tests.engine.models import write_model
+from tests.engine.byte_tokenizer import write_byte_tokenizer
+from tests.engine.models import all_logits, write_model
 
 GROUP = 32
 
@@ -29,7 +31,7 @@ def tiny(tmp_path: Path) -> tuple[Path, Path, transformers.PreTrainedModel]:
     """A random model as a GGUF file and as a folder, both with the same float32 weights."""
     model = write_model(tmp_path / "tiny.gguf", tied=False)
     model.save_pretrained(tmp_path / "folder")
-    (tmp_path / "folder" / "tokenizer.json").write_text("{}")
+    write_byte_tokenizer(tmp_path / "folder")
     return tmp_path / "tiny.gguf", tmp_path / "folder", model
 
 
@@ -62,13 +64,13 @@ def load_quantised(folder: Path, model: transformers.PreTrainedModel) -> None:
 def test_what_is_written_is_what_was_measured(
     tmp_path: Path, tiny: tuple[Path, Path, transformers.PreTrainedModel], method: str
 ) -> None:
-    file, folder, model = tiny
+    _, folder, model = tiny
     calibration, held_out = texts(24, 0, model), texts(8, 1, model)
     progress: list[tuple[int, int]] = []
     outcome = quantize_folder(
         folder,
         tmp_path / "out",
-        open_model(file).tensors(),
+        open_model(folder).tensors(),
         method=method,
         group_size=GROUP,
         calibration=calibration,
@@ -84,12 +86,19 @@ def test_what_is_written_is_what_was_measured(
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["quantization_config"]["quant_method"] == method
     assert config["hidden_size"] == 96
-    assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+    runner = load_runner(tmp_path / "out", precision="float32", max_model_len=64, kv_cache_bytes=1 << 20)
+    prompt, pages = held_out[0].tolist(), range(1, 5)
+    with torch.no_grad():
+        want = model(held_out[:1]).logits[0]
+    assert torch.allclose(all_logits(runner, prompt, pages, 48), want, atol=1e-4)
+    packed = load_runner(tmp_path / "out", max_model_len=64, kv_cache_bytes=1 << 20)
+    assert torch.allclose(all_logits(packed, prompt, pages, 48), want, atol=0.02 * float(want.std()))
     with pytest.raises(ModelFileError, match="quantised already"):
         quantize_folder(
             tmp_path / "out",
             tmp_path / "again",
-            open_model(file).tensors(),
+            open_model(folder).tensors(),
             method=method,
             group_size=GROUP,
             calibration=calibration,
