@@ -19,7 +19,7 @@ from edge.limits import Limits
 from edge.server import Server
 from engine.chat_template import ChatTemplateError
 from engine.client import EngineClient
-from engine.config import PRECISIONS, EngineConfig
+from engine.config import PRECISIONS, SPECULATIVE, EngineConfig
 from engine.lifeline import watch_lifeline
 from engine.limits import SchedulerConfig
 from engine.loader import GenerationDefaults, ModelFileError
@@ -65,6 +65,19 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add("--kv-cache-bytes", type=_integer(1), help="memory for the KV cache (default: by the memory that is free)")
     add("--block-size", type=_integer(1), help="tokens per page of the KV cache (default: the runner's)")
     add("--no-prefix-cache", action="store_true", help="compute every prompt from its first token")
+    add(
+        "--speculative",
+        choices=SPECULATIVE,
+        default=defaults.speculative,
+        help="propose tokens and check several in one step: by look-up in the text, or by a draft model (%(default)s)",
+    )
+    add(
+        "--num-speculative-tokens",
+        type=_integer(1, 32),
+        default=defaults.num_speculative_tokens,
+        help="proposed per request and step, at most; fewer where they do not pay (%(default)s)",
+    )
+    add("--draft-model", help="small model of the same vocabulary, for '--speculative draft': path or pulled name")
     add("--temperature", type=_number(0, 2), help="where a request names none (default: as the model recommends, or 1)")
     add("--top-p", type=_number(0, 1), help="where a request names none (default: as the model recommends, or 1)")
     add("--no-recommended-sampling", action="store_true", help="leave aside what the model's authors recommend")
@@ -133,6 +146,13 @@ def _name_of(model: str) -> str:
     return path.stem if path.is_file() else path.resolve().name if path.is_dir() else model
 
 
+def _find_draft_model(options: argparse.Namespace) -> Path | None:
+    """What `--draft-model` means. Raises FileNotFoundError as `find_model`, ValueError for options that do not fit."""
+    if (options.draft_model is not None) != (options.speculative == "draft"):
+        raise ValueError("'--speculative draft' and '--draft-model' need each other")
+    return None if options.draft_model is None else find_model(options.draft_model, options.data_dir)
+
+
 class _DrainingServer(Server):
     """Once it is told to stop, ends the requests that are not done in time with an error event."""
 
@@ -186,6 +206,7 @@ def main(arguments: list[str]) -> int:
         name = options.served_name or _name_of(options.model)
         SchedulerConfig(options.max_num_seqs, options.max_num_batched_tokens, options.max_waiting)
         page_seed()  # the core reads it, too
+        draft = _find_draft_model(options)
         said = GenerationDefaults(options.temperature, options.top_p)
         parsers = {"tool_parser": options.tool_parser, "reasoning_parser": options.reasoning_parser}
         model = Model.load(path, name, said, recommended=not options.no_recommended_sampling, **parsers)
@@ -209,6 +230,9 @@ def main(arguments: list[str]) -> int:
         kv_cache_bytes=options.kv_cache_bytes,
         block_size=options.block_size,
         prefix_cache=not options.no_prefix_cache,
+        speculative=options.speculative,
+        num_speculative_tokens=options.num_speculative_tokens,
+        draft_model_path=None if draft is None else str(draft),
     )
     import uvloop
 

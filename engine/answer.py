@@ -64,6 +64,8 @@ class Answer:
         self.num_prompt_tokens = len(generation.prompt_token_ids)
         self.cached_tokens = 0
         self.prompt_page: bytes | None = None
+        self.accepted_drafts = 0
+        self.rejected_drafts = 0
         self.prompt_logprobs: list[TokenLogprob] = []
         self.tokens_beside = 0  # generated for this answer, but not part of it
         self.end_reason: str | None = None  # a finish reason, or "abort", "error", "rejected"
@@ -121,6 +123,8 @@ class Answer:
             self.prompt_page = output.prompt_page
         self.prompt_logprobs += output.prompt_logprobs or ()
         self.tokens_beside += output.tokens_beside
+        self.accepted_drafts += output.accepted_drafts
+        self.rejected_drafts += output.rejected_drafts
         if output.finish_reason is FinishReason.ERROR:
             self.fail(GenerationFailed(output.error or "The engine reported an error without a message."), "error")
             return False

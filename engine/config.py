@@ -8,6 +8,8 @@ import msgspec
 
 Precision = Literal["auto", "float32", "bfloat16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+Speculative = Literal["off", "ngram", "draft"]
+SPECULATIVE: tuple[Speculative, ...] = get_args(Speculative)
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,3 +27,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_bytes: int | None = None
     block_size: int | None = None
     prefix_cache: bool = True
+    speculative: Speculative = "off"
+    num_speculative_tokens: int = 4
+    draft_model_path: str | None = None  # with `speculative` "draft", and only then

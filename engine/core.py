@@ -50,6 +50,8 @@ from engine.messages import (
 from engine.page_seed import page_seed
 from engine.prefix_cache import PrefixCache
 from engine.scheduler import Scheduler
+from engine.spec.loading import load_speculator, open_draft
+from engine.spec.speculator import MOST_DRAFTS, Speculator
 from engine.types import FinishReason, Runner, TokenMasks
 
 log = logging.getLogger("engine.core")
@@ -179,6 +181,7 @@ class EngineCore:
     def _step(self) -> None:
         start = time.monotonic()
         plan = self._scheduler.schedule()
+        planned = time.monotonic()
         try:
             results = self._runner.execute(plan)
         except Exception as error:
@@ -187,6 +190,7 @@ class EngineCore:
             self._step_failures += 1
             self._failures_in_a_row += 1
         else:
+            self._scheduler.speculator.timed(plan.num_tokens, time.monotonic() - planned)
             outputs = self._scheduler.update(plan, results)
             self._failures_in_a_row = 0
         self._steps += 1
@@ -229,6 +233,9 @@ class EngineCore:
             aborts=scheduler.stats.aborts,
             step_failures=self._step_failures,
             late_kernels=jit_monitor.late_compilations,
+            draft_runs=scheduler.speculator.stats.runs,
+            drafted_tokens=scheduler.speculator.stats.drafted_tokens,
+            accepted_draft_tokens=scheduler.speculator.stats.accepted_tokens,
         )
 
     def _send(self, message: FromCore) -> None:
@@ -240,7 +247,13 @@ class EngineCore:
 Load = Callable[[EngineConfig, socket.socket], tuple[EngineCore, Ready]]
 
 
-def build_scheduler(config: EngineConfig, runner: Runner, digest: bytes, end_token_ids: frozenset[int]) -> Scheduler:
+def build_scheduler(
+    config: EngineConfig,
+    runner: Runner,
+    digest: bytes,
+    end_token_ids: frozenset[int],
+    speculator: Speculator | None = None,
+) -> Scheduler:
     """The scheduler that fits the runner's cache geometry and context length."""
     geometry = runner.geometry
     cache = PrefixCache(
@@ -257,7 +270,7 @@ def build_scheduler(config: EngineConfig, runner: Runner, digest: bytes, end_tok
         max_waiting=config.max_waiting,
         max_model_len=runner.max_model_len,
     )
-    return Scheduler(bounds, cache, eos_token_ids=end_token_ids)
+    return Scheduler(bounds, cache, eos_token_ids=end_token_ids, speculator=speculator)
 
 
 def load_model(config: EngineConfig, connection: socket.socket) -> tuple[EngineCore, Ready]:
@@ -273,6 +286,7 @@ def load_model(config: EngineConfig, connection: socket.socket) -> tuple[EngineC
     model = open_model(config.model_path)
     digest = model.digest()
     end_token_ids = end_ids(model.info.tokenizer)
+    draft = open_draft(config, model)
     runner = load_runner(
         model,
         precision=config.precision,
@@ -283,9 +297,12 @@ def load_model(config: EngineConfig, connection: socket.socket) -> tuple[EngineC
         block_size=config.block_size,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,
+        max_num_drafts=0 if config.speculative == "off" else MOST_DRAFTS,
+        draft=None if draft is None else draft.spec,
     )
+    speculator = load_speculator(config, runner, draft, threads=num_threads)
     grammars = Grammars(lambda: Compiler(Vocabulary.of(Tokenizer(model.info), model.spec.vocab_size)))
-    core = EngineCore(runner, build_scheduler(config, runner, digest, end_token_ids), connection, grammars)
+    core = EngineCore(runner, build_scheduler(config, runner, digest, end_token_ids, speculator), connection, grammars)
     return core, core.ready(digest, time.monotonic() - start)
 
 

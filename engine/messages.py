@@ -93,6 +93,10 @@ class Stats(msgspec.Struct, array_like=True):
     drafted_tokens: int = 0
     accepted_draft_tokens: int = 0
 
+    @property
+    def rejected_draft_tokens(self) -> int:
+        return self.drafted_tokens - self.accepted_draft_tokens
+
 
 class Step(msgspec.Struct, array_like=True, tag=11):
     """One turn of the loop: outputs, a snapshot, and how long the step took (None: no step was run)."""

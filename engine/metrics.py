@@ -89,6 +89,11 @@ class EngineMetrics:
         self._aborts = counter("tierline_engine_aborts", "Requests given up by their client.")
         self._step_failures = counter("tierline_engine_step_failures", "Steps that failed as a whole.")
         self._late_kernels = counter("tierline_engine_late_kernels", "GPU kernels compiled while requests waited.")
+        drafts = Counter("tierline_engine_draft_tokens", "Proposed tokens by what the model said to them.",
+                         ["model", "outcome"], registry=self.registry)  # fmt: skip
+        self._accepted_drafts = drafts.labels(model, "accepted")
+        self._rejected_drafts = drafts.labels(model, "rejected")
+        self._draft_runs = counter("tierline_engine_draft_runs", "Steps of one request in which drafts were checked.")
         self.core_restarts = counter("tierline_engine_core_restarts", "How often the core was started again.")
         self._ttft = histogram("llm_ttft_seconds", "Time to first token.", TTFT_BUCKETS)
         self._tpot = histogram("llm_tpot_seconds", "Time per output token after the first.", TPOT_BUCKETS)
@@ -115,6 +120,9 @@ class EngineMetrics:
             (self._aborts, stats.aborts, last.aborts),
             (self._step_failures, stats.step_failures, last.step_failures),
             (self._late_kernels, stats.late_kernels, last.late_kernels),
+            (self._draft_runs, stats.draft_runs, last.draft_runs),
+            (self._accepted_drafts, stats.accepted_draft_tokens, last.accepted_draft_tokens),
+            (self._rejected_drafts, stats.rejected_draft_tokens, last.rejected_draft_tokens),
         ):
             if now != before:
                 metric.inc(now - before)

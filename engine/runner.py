@@ -55,6 +55,7 @@ class ModelRunner:
         *,
         max_model_len: int,
         precision: str = "auto",
+        max_num_drafts: int = 0,
     ) -> None:
         config = attention.config
         self.spec: ModelSpec = decoder.spec
@@ -66,6 +67,7 @@ class ModelRunner:
         self.sampler = sampler
         self._config = config
         self._precision = precision
+        self._max_num_drafts = max_num_drafts
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> list[RowResult]:
@@ -164,11 +166,19 @@ class ModelRunner:
             weights_bytes=self.decoder.num_bytes,
             kv_cache_bytes=self.attention.kv_cache.nbytes,
             scratch_bytes=scratch_bytes(
-                self.spec, config.max_num_batched_tokens, config.max_num_seqs, config.dtype.itemsize
+                self.spec,
+                config.max_num_batched_tokens,
+                config.max_num_seqs + self._max_num_drafts,
+                config.dtype.itemsize,
             ),
             kv_bytes_per_token=self.geometry.bytes_per_token,
             kv_capacity_tokens=(config.num_blocks - 1) * config.block_size,
         )
+
+    @property
+    def kv_element_bytes(self) -> int:
+        """Of one number in the KV cache."""
+        return self._config.dtype.itemsize
 
     def describe(self) -> dict[str, object]:
         """Model, device, numbers and memory, ready for JSON."""
@@ -240,6 +250,8 @@ def load_runner(
     block_size: int | None = None,
     max_num_batched_tokens: int = 512,
     max_num_seqs: int = 64,
+    max_num_drafts: int = 0,
+    draft: ModelSpec | None = None,
 ) -> ModelRunner:
     """Load a model, open already or the path of one, for serving.
 
@@ -247,6 +259,7 @@ def load_runner(
     activations; "auto" is the fastest that this machine does well (on a CPU: four-bit weights where the file has them
     for few rows, bfloat16 for many). `max_model_len` None: the model's own. `kv_cache_bytes` None: by the memory free.
     `device` None: "cuda" where there is one, else "cpu". `threads`: what `engine.threads.configure` returned.
+    `max_num_drafts`: in one step. `draft`: the model that makes them; it will be loaded next, with as many pages.
 
     Raises ModelFileError (the file), EngineMemoryError (it does not fit), ValueError (a parameter out of range).
     """
@@ -271,18 +284,20 @@ def load_runner(
         list(source.matrices()),
         max_model_len=max_model_len,
         block_size=block_size,
-        max_num_seqs=max_num_seqs,
+        max_num_seqs=max_num_seqs + max_num_drafts,  # each draft has logits of its own
         max_num_batched_tokens=max_num_batched_tokens,
         kv_cache_bytes=kv_cache_bytes,
     )
     policy, plan = choose_policy(precision, target, demand)
+    draft_bytes = 0 if draft is None else draft.num_parameters * policy.dtype.itemsize
+    element_bytes = policy.dtype.itemsize
     num_blocks = choose_num_blocks(
-        bytes_per_token=kv_bytes_per_token(spec, policy.dtype.itemsize),
+        bytes_per_token=sum(kv_bytes_per_token(one, element_bytes) for one in (spec, draft) if one is not None),
         block_size=block_size,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         budget_bytes=kv_cache_bytes,
-        free_bytes=max(0, free_bytes(target) - plan.without_kv_bytes),
+        free_bytes=max(0, free_bytes(target) - plan.without_kv_bytes - draft_bytes),
         on_gpu=target.type == "cuda",
     )
     config = AttentionConfig(
@@ -307,7 +322,14 @@ def load_runner(
     with reported(source, model.path.name) as counted:
         decoder = Decoder(counted, policy, attention, ops, max_position=max_model_len)
     sampler = Sampler(end_ids(model.info.tokenizer))
-    runner = ModelRunner(decoder, attention, sampler, max_model_len=max_model_len, precision=precision)
+    runner = ModelRunner(
+        decoder,
+        attention,
+        sampler,
+        max_model_len=max_model_len,
+        precision=precision,
+        max_num_drafts=max_num_drafts,
+    )
     runner.warm_up()
     jit_monitor.mark_warm()
     logger.info("loaded %s: %s", model.path, runner.describe())

@@ -14,6 +14,7 @@ import secrets
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from gateway import workers
 from gateway.child import Probe, ProcessSpec, http_probe, http_socket_probe, socket_probe
@@ -42,15 +43,24 @@ class CannotStart(Exception):
         self.key = key
 
 
-def process_specs(settings: Settings, config: Path, model_paths: Mapping[str, Path]) -> list[ProcessSpec]:
-    """The processes of one `tierline up`. `model_paths` gives each autostarted engine its weights.
+def process_specs(
+    settings: Settings,
+    config: Path,
+    model_paths: Mapping[str, Path],
+    draft_paths: Mapping[str, Path] = MappingProxyType({}),
+) -> list[ProcessSpec]:
+    """The processes of one `tierline up`. `model_paths` gives each autostarted engine its weights, `draft_paths` those
+    of its draft model where it has one.
 
     Raises:
         CannotStart: an engine is asked for under two names, or a path is too long for a socket.
     """
     # One for all engines, so that the pages of those that serve the same model can be compared.
     page_seed = secrets.token_hex(32)
-    specs = [engine_spec(settings, name, model_paths[name], page_seed) for name in autostarted(settings)]
+    specs = [
+        engine_spec(settings, name, model_paths[name], page_seed, draft_paths.get(name))
+        for name in autostarted(settings)
+    ]
     if settings.cache.enabled:
         specs.append(cache_spec(settings))
     return [*specs, *gateway_specs(settings, config)]
@@ -61,7 +71,7 @@ def autostarted(settings: Settings) -> list[str]:
     return [name for name, engine in settings.engines.items() if engine.autostart]
 
 
-def engine_spec(settings: Settings, name: str, model: Path, page_seed: str) -> ProcessSpec:
+def engine_spec(settings: Settings, name: str, model: Path, page_seed: str, draft: Path | None = None) -> ProcessSpec:
     engine = settings.engines[name]
     threads = engine.threads or default_threads(available_cores())
     options: dict[str, object] = {
@@ -75,6 +85,9 @@ def engine_spec(settings: Settings, name: str, model: Path, page_seed: str) -> P
         "--max-num-batched-tokens": engine.max_num_batched_tokens,
         "--kv-cache-bytes": engine.kv_cache_bytes,
         "--precision": engine.precision,
+        "--speculative": engine.speculative,
+        "--num-speculative-tokens": engine.num_speculative_tokens,
+        "--draft-model": draft,
         "--temperature": engine.sampling.temperature,
         "--top-p": engine.sampling.top_p,
         "--data-dir": settings.storage.data_dir,

@@ -204,10 +204,22 @@ class _Response:
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": sum(answer.cached_tokens for answer in leaders)},
         }
+        details = _prediction_details(self._answers)
         reasoning = self._job.dialect.reasoning_tokens()
         if reasoning is not None:
-            usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
+            details["reasoning_tokens"] = reasoning
+        if details:
+            usage["completion_tokens_details"] = details
         return usage
+
+
+def _prediction_details(answers: Sequence[Answer]) -> dict[str, int]:
+    """What became of the proposed tokens; empty where there were none."""
+    accepted = sum(answer.accepted_drafts for answer in answers)
+    rejected = sum(answer.rejected_drafts for answer in answers)
+    if accepted + rejected == 0:
+        return {}
+    return {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
 
 
 async def _whole(answer: Answer) -> Delta:

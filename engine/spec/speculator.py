@@ -48,7 +48,7 @@ class Speculator:
         self.stats = SpeculationStats()
         self._proposer = proposer
         self._most = num_speculative_tokens
-        self._adaptive = adaptive
+        self.adaptive = adaptive
         self._cost = StepCost()
 
     def counts(self, requests: Sequence[Request], *, num_tokens: int, most: int) -> dict[Request, int]:
@@ -66,7 +66,7 @@ class Speculator:
             return {}
         # The run's last token is the model's own, and nothing is generated behind the end of what the request may hold.
         offers = [max(0, min(n, r.max_total_tokens - r.num_tokens - 1)) for r, n in zip(requests, offers, strict=True)]
-        if not self._adaptive:
+        if not self.adaptive:
             return _in_order(requests, offers, most)
         taken = allot(
             [request.draft_rate for request in requests],

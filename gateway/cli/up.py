@@ -51,14 +51,14 @@ def up(
         check_plan(settings)
         check_hosts(settings)
         with FileLock(data_dir / "run" / "up.lock", note=f"process {os.getpid()}, {url}"):
-            models = _models(settings, config_path(config).parent)
+            models, drafts = _models(settings, config_path(config).parent)
             if not prepare_only:
                 check_ports(settings)
             first_key = _first_key(settings)
             admin_key = _first_admin_key(settings) if settings.admin_enabled() else None
             if not prepare_only:
                 report = _print_json if as_json else Words(settings, url, first_key, config, admin_key).print
-                specs = process_specs(settings, config_path(config), models)
+                specs = process_specs(settings, config_path(config), models, drafts)
                 supervisor = Supervisor(
                     specs, log_dir=data_dir / "log", report=report, state_file=data_dir / "run" / "up.json"
                 )
@@ -84,14 +84,17 @@ def up(
         print(in_place, file=sys.stderr)
 
 
-def _models(settings: Settings, base: Path) -> dict[str, Path]:
-    """The weights of each engine to be started; catalogue models are pulled when they are missing."""
+def _models(settings: Settings, base: Path) -> tuple[dict[str, Path], dict[str, Path]]:
+    """The weights of each engine to be started, and of the draft models; catalogue models are pulled when missing."""
     store = ModelStore(settings.storage.data_dir)
-    paths: dict[str, Path] = {}
-    for name in autostarted(settings):
-        model = settings.engines[name].model
-        paths[name] = pull_with_bar(store, model).model.path if model in CATALOG else store.find(model, base)
-    return paths
+
+    def find(model: str) -> Path:
+        return pull_with_bar(store, model).model.path if model in CATALOG else store.find(model, base)
+
+    engines = {name: settings.engines[name] for name in autostarted(settings)}
+    models = {name: find(engine.model) for name, engine in engines.items()}
+    drafts = {name: find(e.draft_model) for name, e in engines.items() if e.draft_model is not None}
+    return models, drafts
 
 
 def _first_key(settings: Settings) -> FirstKey:
