@@ -18,8 +18,6 @@ class TextDialect:
 
     id_prefix = "t-"
     object_name = chunk_object_name = "text"
-    shows_tokens = False
-
     prompt_field = "prompt"
 
     def extra_fields(self):
@@ -32,7 +30,10 @@ class TextDialect:
         return None
 
     def middle(self, index, delta):
-        return {"index": index, "text": delta.text}
+        return [{"index": index, "text": delta.text}] if delta.text else []
+
+    def reasoning_tokens(self):
+        return None
 
     def last(self, index, delta):
         return {"index": index, "finish_reason": delta.finish_reason}
