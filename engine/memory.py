@@ -146,14 +146,14 @@ class Demand:
             if size is None and storage.packed_bytes is not None:
                 decoded |= set(encodings)
         spec = self.spec
-        norms = spec.num_layers * (2 * spec.hidden_size + 2 * spec.head_dim * spec.qk_norm) + spec.hidden_size
+        angles = self.max_model_len * sum(rope.rotary_dim for rope in spec.ropes)
         per_token = kv_bytes_per_token(spec, storage.element_bytes)
         pages = -(-self.max_model_len // self.block_size) + 1
         return MemoryPlan(
             packed_bytes=packed,
             dense_bytes=dense,
             embedding_bytes=spec.vocab_size * spec.hidden_size * storage.element_bytes,
-            table_bytes=4 * (norms + self.max_model_len * sum(rope.rotary_dim for rope in spec.ropes)),
+            table_bytes=4 * (spec.num_float32_parameters + angles),
             # On a GPU the pieces are made in main memory, one matrix at a time.
             loading_bytes=0 if storage.on_gpu else loading + 4 * _DECODING_COPIES * PIECE_VALUES,
             scratch_bytes=scratch_bytes(spec, self.max_num_batched_tokens, self.max_num_seqs, storage.element_bytes),
@@ -169,7 +169,7 @@ class MemoryPlan:
     packed_bytes: int
     dense_bytes: int
     embedding_bytes: int
-    table_bytes: int  # norms and the rotary table
+    table_bytes: int  # norms, routers and rotary tables
     loading_bytes: int  # for a moment, before there are activations
     scratch_bytes: int
     kv_cache_bytes: int

@@ -56,7 +56,8 @@ class MixtureOfExperts:
     @property
     def num_bytes(self) -> int:
         """What the weights of router and experts occupy."""
-        return self.router.nbytes + sum(expert.num_bytes for expert in self.experts)
+        bias = 0 if self.router_bias is None else self.router_bias.nbytes
+        return self.router.nbytes + bias + sum(expert.num_bytes for expert in self.experts)
 
 
 def build_experts(

@@ -116,19 +116,25 @@ class ModelSpec:
 
     @property
     def num_parameters(self) -> int:
-        """Weights of all matrices, norms, biases and sinks; a tied output matrix counts once."""
+        """Weights of all matrices, norms, biases, sinks and routers; a tied output matrix counts once."""
         hidden = self.hidden_size
-        attention = hidden * (2 * self.q_size + 2 * self.kv_size) + self.sinks * self.num_heads
+        attention = hidden * (2 * self.q_size + 2 * self.kv_size)
         attention += (self.q_size + 2 * self.kv_size) * self.qkv_bias + hidden * self.o_bias
-        norms = (4 if self.post_norms else 2) * hidden + 2 * self.head_dim * self.qk_norm
-        dense = _network(hidden, self.intermediate_size, self.mlp_bias)
-        sparse = 0
+        dense, sparse = _network(hidden, self.intermediate_size, self.mlp_bias), 0
         if (moe := self.moe) is not None:
-            router = moe.num_experts * (hidden + moe.bias)
-            sparse = router + moe.num_experts * _network(hidden, moe.intermediate_size, moe.bias)
+            sparse = moe.num_experts * _network(hidden, moe.intermediate_size, moe.bias)
         networks = sum(sparse if layer.experts else dense for layer in self.layers)
         tables = self.vocab_size * hidden * (1 if self.tied_embeddings else 2)
-        return self.num_layers * (attention + norms) + networks + tables + hidden
+        return self.num_layers * attention + networks + tables + self.num_float32_parameters
+
+    @property
+    def num_float32_parameters(self) -> int:
+        """Those that stay float32 in every precision: norms, sinks and routers."""
+        norms = (4 if self.post_norms else 2) * self.hidden_size + 2 * self.head_dim * self.qk_norm
+        routers = 0
+        if (moe := self.moe) is not None:
+            routers = sum(layer.experts for layer in self.layers) * moe.num_experts * (self.hidden_size + moe.bias)
+        return self.num_layers * (norms + self.num_heads * self.sinks) + routers + self.hidden_size
 
 
 def _network(hidden: int, intermediate: int, bias: bool) -> int:

@@ -134,7 +134,6 @@ def matrices_of(spec: ModelSpec) -> Iterator[Sequence[MatrixHeader]]:
         networks, inner = 1, spec.intermediate_size
         if layer.experts and spec.moe is not None:
             networks, inner = spec.moe.num_experts, spec.moe.intermediate_size
-            yield [_Matrix((networks, hidden))]  # the router
         for _ in range(networks):
             yield [_Matrix((inner, hidden)), _Matrix((inner, hidden))]
             yield [_Matrix((hidden, inner))]

@@ -16,6 +16,8 @@ import torch
 from engine.layers import native
 from engine.loader.errors import ModelFileError
 from engine.loader.hf_config import read_hf_spec
+from engine.loader.hf_tensors import HfTensors
+from engine.memory import Demand, Storage
 from tests.engine.hf_models import Model, open_folder, write_folder
 
 RANDOM = np.random.default_rng(5)
@@ -106,12 +108,26 @@ def test_without_compiled_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     check(tmp_path, case)
 
 
+def planned_bytes(source: HfTensors, max_model_len: int) -> int:
+    """What the headers say that the weights will take."""
+    demand = Demand(
+        source.spec,
+        list(source.matrices()),
+        max_model_len=max_model_len,
+        block_size=16,
+        max_num_seqs=8,
+        max_num_batched_tokens=512,
+    )
+    return demand.plan(Storage(4, 4, keep_dense=True, packed_bytes=None)).weights_bytes
+
+
 def check(tmp_path: Path, case: str) -> None:
     family, options = CASES[case]
     reference = write_folder(tmp_path, family, **options)
     source = open_folder(tmp_path)
     assert source.spec.num_parameters == sum(parameter.numel() for parameter in reference.parameters())
     model = Model.load(source, max_model_len=96)
+    assert model.decoder.num_bytes == planned_bytes(source, max_model_len=96)
     with torch.inference_mode():
         want = [reference(torch.tensor([text])).logits[0] for text in TEXTS]
     assert want[0].std() > 0.2, "logits this flat would match by accident"

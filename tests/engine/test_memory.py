@@ -15,6 +15,7 @@ from gguf.constants import GGMLQuantizationType
 from engine.layers import linear_native, native, probe
 from engine.loader.families import GgufTensors
 from engine.loader.gguf import GgufFile
+from engine.limits import DRAWN_AT_ONCE
 from engine.memory import (
     Demand,
     EngineMemoryError,
@@ -91,7 +92,9 @@ def test_one_sequence_must_fit() -> None:
 def test_scratch_covers_logits_and_the_widest_block() -> None:
     few, many = (scratch_bytes(LLAMA_8B, tokens, 1, 2) for tokens in (1, 513))
     assert many - few == 512 * 2 * (2 * 4096 + 3 * 14336 + 2 * (4096 + 2 * 1024))
-    assert scratch_bytes(LLAMA_8B, 1, 9, 2) - few == 8 * 3 * 4 * 128_256
+    # Two copies of every row's logits, nine more of those that are drawn from at once.
+    copies = 8 * 2 + (min(9, DRAWN_AT_ONCE) - 1) * 9
+    assert scratch_bytes(LLAMA_8B, 1, 9, 2) - few == copies * 4 * 128_256
 
 
 def test_ledger_adds_up() -> None:
