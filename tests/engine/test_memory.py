@@ -13,9 +13,9 @@ import torch
 from gguf.constants import GGMLQuantizationType
 
 from engine.layers import linear_native, native, probe
+from engine.limits import DRAWN_AT_ONCE
 from engine.loader.families import GgufTensors
 from engine.loader.gguf import GgufFile
-from engine.limits import DRAWN_AT_ONCE
 from engine.memory import (
     Demand,
     EngineMemoryError,
