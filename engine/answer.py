@@ -54,6 +54,7 @@ class Generation:
     cache_salt: str | None = None
     group: int | None = None  # the same number for all `n` answers to one prompt
     grammar: str | None = None  # what the answer must be, a checked one
+    prediction: tuple[int, ...] = ()  # what the client expects the answer to be, or to hold
 
 
 class Answer:

@@ -115,6 +115,11 @@ class EngineClient:
         self._supervision: asyncio.Task[None] | None = None
 
     @property
+    def looks_up(self) -> bool:
+        """Whether drafts are looked up in a request's texts, a predicted answer among them."""
+        return self._config.speculative == "ngram"
+
+    @property
     def max_answers(self) -> int:
         """How many answers one request can ask for: as many as run and wait at once."""
         return self._config.max_num_seqs + self._config.max_waiting
@@ -257,7 +262,7 @@ class EngineClient:
         answers = [Answer(next(self._ids), generation) for generation in generations]
         self._answers.update((answer.request_id, answer) for answer in answers)
         requests = [
-            NewRequest(answer.request_id, g.prompt_token_ids, g.params, g.cache_salt, g.group, g.grammar)
+            NewRequest(answer.request_id, g.prompt_token_ids, g.params, g.cache_salt, g.group, g.grammar, g.prediction)
             for answer, g in zip(answers, generations, strict=True)
         ]
         self._connection.send(Add(requests))

@@ -11,7 +11,7 @@ import dataclasses
 from functools import partial
 from typing import Any
 
-from backends.protocol import InvalidRequest
+from backends.protocol import ChatRequest, InvalidRequest
 from engine.answer import EngineDown, Generation
 from engine.client import EngineClient
 from engine.detokenizer import Detokenizer
@@ -22,10 +22,11 @@ from engine.renderer import RenderedTooLong
 from engine.server.asked import Asked, read_asked, template_variables
 from engine.server.dialect import ChatDialect, CompletionDialect
 from engine.server.echo import Echo, echo
-from engine.server.errors import ApiError
+from engine.server.errors import ApiError, unsupported
 from engine.server.lanes import Lanes
 from engine.server.model import ChatPrompt, Model
 from engine.server.params import Options, chat_options, completion_options
+from engine.server.predicted import predicted_text
 from engine.server.reply_form import of_text
 from engine.server.respond import Job
 from engine.server.sampling import bad_word_ids
@@ -89,11 +90,19 @@ class Jobs:
         self._model.check_name(request.model)
         options = chat_options(request, extras, self._model.vocab_size, self._model.sampling)
         self._check_options(options)
+        options = dataclasses.replace(options, prediction=self._prediction(request))
         asked = read_asked(request, extras)
         extras.chat_template_kwargs = template_variables(request, extras, self._model.template)
         tools = None if asked.tools is None else asked.tools.definitions
         conversation = self._model.conversation(body["messages"], extras, self.max_total_tokens, tools=tools)
         return options, conversation, asked
+
+    def _prediction(self, request: ChatRequest) -> tuple[int, ...]:
+        """The tokens of what the client expects. Raises ApiError where nothing looks there for drafts."""
+        text = predicted_text(request.prediction)
+        if text and not self._client.looks_up:
+            raise unsupported("prediction", "Leave it out, or start the engine with '--speculative ngram'.")
+        return tuple(self._model.tokenizer.encode(text, add_special=False)[: self.max_total_tokens])
 
     async def _chat_text(self, conversation: ChatPrompt, size: int) -> str:
         """What the template makes of a conversation."""
@@ -261,7 +270,8 @@ class Jobs:
             shown=constraint.shown,
         )
         siblings = group if options.best_of > 1 else None
-        return Generation(prompt, params, detokenizer, options.cache_salt, siblings, constraint.grammar)
+        salt, grammar = options.cache_salt, constraint.grammar
+        return Generation(prompt, params, detokenizer, salt, siblings, grammar, options.prediction)
 
     def _room(self, beam: BeamParams | None) -> int:
         """How many tokens one sequence can have. Beams divide the pages among them, so that all of them always fit."""

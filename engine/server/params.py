@@ -59,6 +59,7 @@ class Options:
     cache_salt: str | None
     bad_words: tuple[str | list[int], ...] = ()
     prompt_logprobs: int | None = None  # to be shown; scored for `echo`, they are not
+    prediction: tuple[int, ...] = ()  # the tokens of what the client expects
 
     def params_for(self, index: int, room: int) -> SamplingParams:
         """Parameters of choice `index` when `room` tokens fit behind the prompt. Each choice has its own seed."""
@@ -240,8 +241,6 @@ def _refuse_chat_features(request: ChatRequest) -> None:
         raise unsupported("audio", "Leave it out: answers are text.")
     if request.modalities not in (None, ["text"]):
         raise unsupported("modalities", 'Use ["text"].')
-    if request.prediction is not None:
-        raise unsupported("prediction", "Leave it out.")
     if request.web_search_options is not None:
         raise unsupported("web_search_options", "Leave it out.")
     if request.store:
