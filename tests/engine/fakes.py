@@ -172,7 +172,8 @@ def _allowed(tokens: list[int], row) -> list[int]:
     rows = row.grammar.fill(row.token_ids[len(row.token_ids) - row.num_drafts :], bits)
     allowed = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")
     chosen = [np.flatnonzero(allowed[i]) for i in range(rows)]
-    return [int(ids[np.searchsorted(ids, token) % len(ids)]) for ids, token in zip(chosen, tokens, strict=False)]
+    held = [int(ids[np.searchsorted(ids, token) % len(ids)]) for ids, token in zip(chosen, tokens, strict=False)]
+    return held + tokens[rows:]  # behind a draft that is refused, nobody looks
 
 
 def text_of(token: int) -> str:

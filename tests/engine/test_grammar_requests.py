@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 
 import pytest
@@ -11,6 +12,7 @@ from engine.grammar.anteroom import Anteroom
 from engine.grammar.lark import Grammar
 from engine.limits import QueueFull
 from engine.messages import Abort, Add, NewRequest
+from engine.spec.speculator import Speculator
 from engine.types import FinishReason, SamplingParams
 from tests.engine.fakes import (
     EOS,
@@ -139,6 +141,49 @@ def test_preempted_answers_go_on_where_they_were(compiled, pages) -> None:
     assert together == alone
     assert all(re.fullmatch(shape, said(tokens)) for tokens in together.values())
     assert (preemptions > 0) == (pages == 13)
+
+
+class Oracle:
+    """Proposes what the answers will be, and errs now and then."""
+
+    seconds_per_draft = 0.0
+
+    def __init__(self, answers, error_rate) -> None:
+        self._answers = answers
+        self._error_rate = error_rate
+        self._dice = random.Random(0)
+
+    def offers(self, requests, most):
+        return [most for _ in requests]
+
+    def propose(self, counts):
+        drafts = {}
+        for request, count in counts.items():
+            ahead = self._answers[request.request_id][request.num_generated_tokens :][:count]
+            right = [*ahead, EOS, EOS, EOS, EOS][:count]  # past the end, too
+            drafts[request] = [5 if self._dice.random() < self._error_rate else token for token in right]
+        return drafts
+
+    def forget(self, request):
+        pass
+
+
+@pytest.mark.parametrize("error_rate", [0.0, 0.4])
+def test_drafts_change_nothing_but_the_number_of_steps(compiled, error_rate) -> None:
+    shapes = {1: "([0-9]{4}[a-z]){3}", 2: "(ab|cd|[0-9])*x", 3: '[^"]{20}'}
+
+    def answers(speculator):
+        runner = FakeRunner(num_blocks=65)
+        scheduler = make_scheduler(runner, max_num_batched_tokens=32, speculator=speculator)
+        requests = [new(i, range(10 * i, 10 * i + 6)) for i in shapes]
+        scheduler.add(requests, {i: compiled(shape) for i, shape in shapes.items()})
+        return run_all(scheduler, runner), runner.steps
+
+    plain, steps = answers(None)
+    drafted, fewer = answers(Speculator(Oracle(plain, error_rate), 4, adaptive=False))
+    assert drafted == plain
+    assert fewer < steps
+    assert all(re.fullmatch(shapes[i], said(tokens)) or len(tokens) == 40 for i, tokens in plain.items())
 
 
 def test_a_token_that_the_grammar_refuses_ends_the_request(compiled) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -33,7 +34,7 @@ def make(family, *, thinking=None):
 
 def cuts(text: str, places) -> list[str]:
     edges = sorted({0, len(text), *(p % (len(text) + 1) for p in places)})
-    return [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [text[a:b] for a, b in pairwise(edges)]
 
 
 # (family, generated text, text of the answer, calls)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from engine.grammar.lark import Grammar
 from engine.grammar.state import GrammarState
 from engine.sampler import Sampler
 from engine.sampling.grammar import unpack
+from engine.spec.verify import collapse, expand
 from engine.types import RowResult, SamplingParams, StepRow
 
 TOKENS = [b"<end>", *(b"%c" % i for i in b"abcdefghij"), b"ab", b"ba", b"{", b"}"]
@@ -100,6 +102,21 @@ def test_a_grammar_that_allows_only_the_end_overrules_min_tokens_and_bad_words()
         assert result.token_id == END
     [result] = sample(logits, [row(grammar("ab*", A), min_tokens=10)])
     assert result.token_id == B, "where there is another way, the end is still banned"
+
+
+def test_positions_behind_drafts_are_masked_as_in_steps_of_their_own() -> None:
+    drafts = [B, AB, TOKENS.index(b"c"), A]  # the third is refused
+    logits = normal(5, seed=4)
+    one = row(grammar("[ab]*"), seed=5, temperature=1.0)
+    drafted = replace(one, token_ids=[A, *drafts], num_drafts=4)
+    together = sample(logits, expand([drafted]))
+    for held in range(3):
+        state = grammar("[ab]*", *drafts[:held])
+        alone = replace(one, grammar=state, all_token_ids=[*one.all_token_ids, *drafts[:held]])
+        assert together[held] == sample(logits[held : held + 1], [alone])[0]
+    [result] = collapse([drafted], together)
+    assert result.error is None
+    assert 1 <= len(result.token_ids) <= 3
 
 
 def test_a_grammar_that_fails_ends_its_own_row() -> None:
