@@ -1,11 +1,11 @@
-"""Where an answer ends: at an end-of-sequence token, at a stop token, or at its limit."""
+"""Where an answer ends: at an end-of-sequence token, at a stop token, at its limit, or where its grammar does."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from engine.request import Request
-from engine.types import FinishReason
+from engine.types import FinishReason, TokenMasks
 
 
 def ending(
@@ -24,3 +24,16 @@ def ending(
         if request.num_tokens + count >= request.max_total_tokens:
             return count, FinishReason.LENGTH
     return len(token_ids), None
+
+
+def follow(grammar: TokenMasks, token_ids: Sequence[int]) -> tuple[int, bool]:
+    """Advance a grammar over generated tokens: how many of them it takes, and whether nothing more can follow.
+
+    Raises:
+        GrammarFailed: it does not allow one of them.
+    """
+    for count, token_id in enumerate(token_ids, 1):
+        grammar.accept((token_id,))
+        if grammar.is_complete:
+            return count, True
+    return len(token_ids), False

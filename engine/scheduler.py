@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from heapq import merge
 
 from engine.beams import Beams
-from engine.ending import ending
+from engine.ending import ending, follow
 from engine.messages import Output
 from engine.request import Request, RequestStatus
 from engine.roster import Roster, by_arrival
@@ -213,16 +213,16 @@ class Scheduler(Roster):
         if not 1 <= count <= row.num_drafts + 1:
             error = f"The runner returned {count} tokens for a row that yields 1 to {row.num_drafts + 1}."
             return self._finish(request, FinishReason.ERROR, error=error)
-        tokens = list(result.token_ids[:count])
         completed = False
-        if request.grammar is not None and reason is not FinishReason.STOP:
+        if request.grammar is not None:
+            said = result.token_ids[: count - (reason is FinishReason.STOP)]  # without the end token
             try:
-                request.grammar.accept(tokens)
+                taken, completed = follow(request.grammar, said)
             except GrammarFailed as error:
                 return self._finish(request, FinishReason.ERROR, error=str(error))
-            completed = request.grammar.is_complete
             if completed:  # whether or not the model would say so
-                reason = FinishReason.STOP
+                count, reason = taken, FinishReason.STOP
+        tokens = list(result.token_ids[:count])
         request.token_ids += tokens
         request.num_computed_tokens += count - 1  # drafts that held; the pages of the others go back
         self.cache.publish(request)
