@@ -29,24 +29,51 @@ def test_what_it_is_not(prediction, param):
     assert refused.value.param == param
 
 
-@pytest.mark.slow
-def test_a_predicted_answer_is_accepted_and_counted(smollm2_path):
+@pytest.fixture(scope="module")
+def speculating(smollm2_path):
     server = Server(smollm2_path, "--speculative", "ngram", "--kv-cache-bytes", str(100 << 20)).wait_ready()
+    yield server
+    assert server.stop() == 0
 
-    def chat(**fields):
-        messages = [{"role": "user", "content": "Name three colours of the rainbow."}]
-        response = server.post("/v1/chat/completions", messages=messages, temperature=0, max_tokens=40, **fields)
-        assert response.status_code == 200, response.text
-        body = response.json()
-        details = body["usage"].get("completion_tokens_details", {})
-        return body["choices"][0]["message"]["content"], body["usage"], details.get("accepted_prediction_tokens", 0)
 
-    try:
-        text, _, looked_up = chat()
-        again, usage, accepted = chat(prediction={"type": "content", "content": text})
-        assert again == text
-        assert looked_up < accepted <= usage["completion_tokens"]
-        counted = f'tierline_engine_draft_tokens_total{{model="{MODEL}",outcome="accepted"}}'
-        assert server.metric(counted) == looked_up + accepted
-    finally:
-        assert server.stop() == 0
+def chat(server, words, **fields):
+    """The answer, its usage and how many drafts it took over."""
+    messages = [{"role": "user", "content": words}]
+    response = server.post("/v1/chat/completions", messages=messages, **{"temperature": 0, "max_tokens": 40} | fields)
+    assert response.status_code == 200, response.text
+    body = response.json()
+    details = body["usage"].get("completion_tokens_details", {})
+    return body["choices"][0]["message"]["content"], body["usage"], details.get("accepted_prediction_tokens", 0)
+
+
+@pytest.mark.slow
+def test_a_predicted_answer_is_accepted_and_counted(speculating):
+    counted = f'tierline_engine_draft_tokens_total{{model="{MODEL}",outcome="accepted"}}'
+    before = speculating.metric(counted)
+    text, _, looked_up = chat(speculating, "Name three colours of the rainbow.")
+    prediction = {"type": "content", "content": text}
+    again, usage, accepted = chat(speculating, "Name three colours of the rainbow.", prediction=prediction)
+    assert again == text
+    assert looked_up < accepted <= usage["completion_tokens"]
+    assert speculating.metric(counted) - before == looked_up + accepted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"structured_outputs": {"regex": "(ab ab |cd cd )+[.]"}},
+        {"structured_outputs": {"json": {"type": "array", "items": {"enum": ["red", "blue"]}, "minItems": 8}}},
+        {"stop": ["blue", "e, "], "logprobs": True},
+        {"frequency_penalty": 0.6, "repetition_penalty": 1.1, "min_tokens": 30},
+        {"n": 3, "seed": 5, "temperature": 0.8},
+    ],
+    ids=str,
+)
+def test_answers_are_those_of_an_engine_without_speculation(server, speculating, fields):
+    words = "Repeat: red, blue, red, blue, red, blue, red, blue, red, blue."
+    plain, plain_usage, none = chat(server, words, **fields)
+    text, usage, _ = chat(speculating, words, **fields)
+    assert text == plain
+    assert usage["completion_tokens"] == plain_usage["completion_tokens"]
+    assert none == 0
