@@ -47,6 +47,24 @@ def draws(values: torch.Tensor, params: dict[str, Any], count: int, **history: A
     return found
 
 
+class EvenSampler(Sampler):
+    """Draws by the middles of `count` equal parts of [0, 1) in place of random numbers: request i by the i-th."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(END)
+        self._count = count
+
+    def _uniform(self, row: StepRow) -> float:
+        return (row.request_id + 0.5) / self._count
+
+
+def even_draws(values: torch.Tensor, params: dict[str, Any], count: int, **history: Any) -> Counter[int]:
+    """Tokens drawn from one row's logits `[vocab]` by `count` evenly spread numbers."""
+    rows = [row(SamplingParams(**params), request_id=i, **history) for i in range(count)]
+    results = EvenSampler(count).sample(values.expand(count, -1).contiguous(), rows)
+    return Counter(result.token_id for result in results if result.token_id is not None)
+
+
 def naive(
     values: torch.Tensor, params: dict[str, Any], prompt: tuple[int, ...], answer: tuple[int, ...]
 ) -> list[float]:
@@ -124,7 +142,21 @@ def naive(
     ids=str,
 )
 def test_distribution(params: dict[str, Any]) -> None:
-    """Chi-square of 12,000 draws against the textbook; nothing outside its support is ever drawn."""
+    """Numbers spread evenly over [0, 1) draw every token as often as the textbook says, to one draw of a thousand."""
+    history = {"prompt": (1, 2, 5), "answer": (5, 6, 6, 0)}
+    values, count = logits(VOCAB, seed=11), 1000
+    want = naive(values, params, **history)
+    found = even_draws(values, params, count, **history)
+    assert all(want[token] > 0 for token in found)
+    # A token owns one stretch of [0, 1), which holds a whole number of the draws: off by less than one.
+    assert all(abs(found[token] - p * count) < 1.01 for token, p in enumerate(want))
+
+
+@pytest.mark.parametrize(
+    "params", [{}, {"typical_p": 0.9, "min_p": 0.02, "top_k": 7, "top_p": 0.8, "temperature": 1.4}], ids=str
+)
+def test_seeds_are_independent(params: dict[str, Any]) -> None:
+    """Chi-square of the draws of 12,000 seeds against the textbook, whole and cut off."""
     history = {"prompt": (1, 2, 5), "answer": (5, 6, 6, 0)}
     values, count = logits(VOCAB, seed=11), 12_000
     want = naive(values, params, **history)
@@ -165,29 +197,25 @@ def test_typical_p_keeps_what_transformers_keeps(mass: float) -> None:
 def test_successive_positions_are_independent() -> None:
     """One seed along 8,000 positions: pairs of neighbours fill a 4 x 4 table evenly."""
     params = SamplingParams(seed=5)
-    tokens = [
-        int(sample(torch.zeros(1, 4), [StepRow(0, [0], 0, [1], True, params, [0] * n, 1)])[0].token_id or 0)
-        for n in range(1, 8001)
-    ]
+    tokens = []
+    for start in range(1, 8001, 500):
+        rows = [StepRow(n, [0], 0, [1], True, params, [0] * n, 1) for n in range(start, start + 500)]
+        tokens += [result.token_id for result in sample(torch.zeros(500, 4), rows)]
     pairs = Counter(zip(tokens[::2], tokens[1::2], strict=True))
     assert sum((pairs[a, b] - 250) ** 2 / 250 for a in range(4) for b in range(4)) < 44  # 15 degrees, 99.99 %
 
 
 def test_a_wide_nucleus_is_exact() -> None:
     """top_p over a vocabulary where far more tokens than the first guess belong to the nucleus."""
-    values = logits(2000, seed=3, spread=0.3)
-    params = {"top_p": 0.8}
-    want = np.array(naive(values, params, (1,), ()))
-    found = draws(values, params, 20_000, prompt=(1,))
+    values, count = logits(2000, seed=3, spread=0.3), 4000
+    want = np.array(naive(values, {"top_p": 0.8}, (1,), ()))
+    found = even_draws(values, {"top_p": 0.8}, count, prompt=(1,))
     assert len(found) > 1000
     assert all(want[token] > 0 for token in found)
-    # In twenty groups of the ranking, so that every group is well filled.
-    groups = np.array_split(np.argsort(-want)[: int((want > 0).sum())], 20)
-    chi_square = sum(
-        (sum(found[int(t)] for t in group) - 20_000 * want[group].sum()) ** 2 / (20_000 * want[group].sum())
-        for group in groups
-    )
-    assert chi_square < 52
+    # Sums along the ranking: wherever it is cut, the likelier tokens have their share, to one draw.
+    ranking = np.argsort(-want)
+    drawn = np.cumsum([found[int(token)] for token in ranking])
+    assert np.abs(drawn - np.cumsum(want[ranking]) * count).max() < 1.01
 
 
 def test_greedy_is_argmax() -> None:
