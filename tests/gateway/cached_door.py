@@ -37,6 +37,7 @@ async def cached_door(
     }
     document = configuration({"up": upstream}, named)
     document["cache"] = {"lookup_timeout_ms": 30_000.0, **(cache or {})}
+    document["routing"] = {"embedding_timeout_ms": 30_000.0}
     (root / "var" / "run").mkdir(parents=True)
     (root / "var" / "run" / "cache.sock").symlink_to(cache_socket)
     async with front_door(root, document, policy=policy) as door:
