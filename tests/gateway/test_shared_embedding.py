@@ -146,6 +146,7 @@ async def test_a_cache_process_that_is_not_there(tmp_path: Path, upstream: MockU
 def test_explain_asks_the_cache_process_that_runs_here(tmp_path: Path, answer_cache: Path) -> None:
     (tmp_path / "tierline.yaml").write_text(
         "version: 1\nmodels: {m: {tier: small, backend: b}}\nbackends: {b: {base_urls: [http://127.0.0.1:1/v1]}}\n"
+        "routing: {embedding_timeout_ms: 30000}\ncache: {lookup_timeout_ms: 30000}\n"
     )
     (tmp_path / "policies").mkdir()
     (tmp_path / "policies" / "default.yaml").write_text(AUTO)
