@@ -127,7 +127,7 @@ def find_model(model: str, data_dir: Path) -> Path:
     path = Path(model)
     if path.is_file() or (path / "config.json").is_file():
         return path
-    if path.is_dir() and not (data_dir / "models" / model).is_dir():
+    if path.is_dir() and (len(path.parts) > 1 or not (data_dir / "models" / model).is_dir()):
         raise FileNotFoundError(f"{model}: a folder without config.json, so no model, or an incomplete one")
     if path.suffix == ".gguf" or len(path.parts) > 1:
         raise FileNotFoundError(f"{model}: no such file or folder")

@@ -14,6 +14,7 @@ import torch
 import transformers
 from gguf.constants import GGMLQuantizationType
 
+from engine.__main__ import find_model
 from engine.loader import GenerationDefaults, ModelFileError, open_model, read_info
 from engine.loader.folder import Folder
 from engine.loader.hf_tokenizer import read_templates
@@ -23,7 +24,7 @@ from engine.server.params import SamplingDefaults
 from engine.server.schema import ChatExtras
 from tests.engine.hf_models import write_folder
 from tests.engine.models import generate, write_model
-from tests.engine.serving import encode_chat
+from tests.engine.serving import Server, encode_chat
 from tests.engine.tokenizer_kinds import write_folder as write_tokenizer
 
 
@@ -124,6 +125,39 @@ def test_a_folder_serves_requests(folder: Path) -> None:
     with torch.inference_mode():
         theirs = reference.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False, eos_token_id=None)
     assert ours == theirs[0, len(ids) :].tolist()
+
+
+def test_the_command_line_takes_files_folders_and_names(
+    folder: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert find_model(str(folder), tmp_path) == folder
+    assert find_model(str(tiny), tmp_path) == tiny
+    pulled = tmp_path / "models" / "mine"
+    pulled.mkdir(parents=True)
+    (pulled / "weights.gguf").write_bytes(b"GGUF")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()  # a folder of that name that is no model
+    assert find_model("mine", tmp_path) == pulled / "weights.gguf"
+    with pytest.raises(FileNotFoundError, match=r"models: a folder without config\.json"):
+        find_model(str(tmp_path / "models"), tmp_path)
+    for absent in ("some/absent", "absent.gguf"):
+        with pytest.raises(FileNotFoundError, match="no such file or folder"):
+            find_model(absent, tmp_path)
+    with pytest.raises(FileNotFoundError, match="tierline models pull absent"):
+        find_model("absent", tmp_path)
+
+
+@pytest.mark.slow
+def test_a_folder_is_served_over_http(folder: Path) -> None:
+    server = Server(folder).wait_ready()
+    try:
+        answer = server.post("/v1/chat/completions", messages=[{"role": "user", "content": "the cat"}], max_tokens=5)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["usage"]["completion_tokens"] <= 5
+        tokens = server.post("/tokenize", prompt="the cat").json()["tokens"]
+        assert server.post("/detokenize", tokens=tokens).json()["prompt"].endswith("the cat")
+    finally:
+        server.stop()
 
 
 def test_templates_come_from_wherever_folders_keep_them(folder: Path, tmp_path: Path) -> None:
