@@ -61,10 +61,12 @@ class Answers:
         self._add(asked.text, vector, len(self._truths) - 1)
 
     def alias(self, asked: Asked, vector: Vector, answer_id: int) -> None:
-        """Give an answer one more question; beyond the store's limit it is left out."""
+        """Give an answer one more question; beyond the store's limit the fresh answer is kept as one of its own."""
         if self._aliases[answer_id] < MAX_ALIASES:
             self._aliases[answer_id] += 1
             self._add(asked.text, vector, answer_id)
+        else:
+            self.put(asked, vector)
 
     def _add(self, text: str, vector: Vector | None, answer_id: int) -> None:
         self._exact[normal_form(text)] = (text, answer_id)

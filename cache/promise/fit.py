@@ -20,7 +20,7 @@ Array = NDArray[np.float64]
 _NEWTON_STEPS = 25
 _LARGEST_SHIFT = 4.0
 # In wrong answers, each as many requests as a label stands for.
-_BELIEF = 4.0
+_BELIEF = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +93,9 @@ def fit(labels: Labels, prior: Array, *, strength: float, promise: float, fewest
 def choose_bar(chances: Array, right: Array, weights: Array, promise: float, fewest: int) -> float | None:
     """The lowest chance at which the estimated share of wrong answers among those above stays within the promise.
 
-    The estimate is what the chances expect, times how many wrong answers were found for each expected one, of which one
-    more than was found is counted. `_BELIEF` wrong answers as expected are added on both sides: a few audits do not
-    throw over what all labels say.
+    The estimate is what the chances expect, times how many wrong answers were found for each expected one. Half a wrong
+    answer more than was found is counted, the middle between this number and the next. `_BELIEF` wrong answers as
+    expected are added on both sides: a few audits do not throw over what all labels say.
     """
     if not len(chances):
         return None
@@ -104,7 +104,7 @@ def choose_bar(chances: Array, right: Array, weights: Array, promise: float, few
     whole, expected = np.cumsum(weights), np.cumsum(weights * (1.0 - chances))
     one = np.cumsum(weights**2) / whole  # what a label stands for, in the mean
     found = np.cumsum(weights * wrong) / one
-    rate = (found + 1.0 + _BELIEF) / (expected / one + _BELIEF) * expected / whole
+    rate = (found + 0.5 + _BELIEF) / (expected / one + _BELIEF) * expected / whole
     # A bar lies between two labels: of equal chances all are above it.
     last = np.append(chances[1:] < chances[:-1], True)
     kept = np.flatnonzero((rate <= promise) & last & (np.arange(1, len(chances) + 1) >= fewest))

@@ -41,8 +41,8 @@ from cache.store.view import View
 from cache.store.way import Way
 from cache.store.writer import Writer
 
-MAX_ALIASES = 32
-MAX_ALIASES_OF_AUTHOR = 8
+MAX_ALIASES = 128
+MAX_ALIASES_OF_AUTHOR = 32
 _log = logging.getLogger(__name__)
 _SAME_COSINE = 1 - 1e-4  # numbers of 16 bits make a text beside itself a little less than 1
 _SHARE_OF_ONE_ANSWER = 8

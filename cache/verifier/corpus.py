@@ -40,7 +40,22 @@ def clinc150_open(data: Path) -> list[Asked]:
     return clinc150(data) + [Asked(text, f"none of them {i}") for i, text in enumerate(loose)]
 
 
+def clinc150_rest(data: Path) -> list[Asked]:
+    """7,500 utterances of the same 150 intents that nothing is trained on."""
+    found = _clinc(data)
+    return [Asked(text, intent) for part in ("val", "test") for text, intent in found[part]]
+
+
+def headlines(data: Path) -> list[Asked]:
+    """5,000 headlines on the price of gold; the answer is one of four words: up, down, neutral, none."""
+    with gzip.open(data / "frugalgpt_headlines" / "train.csv.gz", "rt", encoding="utf-8", newline="") as file:
+        rows = [(row[0].removeprefix("Q: ").removesuffix("\nA:").strip(), row[1]) for row in csv.reader(file)]
+    return [Asked(text, answer) for text, answer in rows]
+
+
 STREAMS = {"banking77": banking77, "clinc150": clinc150}
+# Nothing is trained on these, and no rule was chosen by them.
+UNSEEN = {"clinc150_rest": clinc150_rest, "headlines": headlines}
 
 
 def thinned(stream: list[Asked], most: int, seed: int) -> list[Asked]:
