@@ -149,7 +149,12 @@ class Tokenizer:
         return not prompt or (prefix == "always" and prompt[-1] in self.special_ids)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that one token stands for (a character may be split between tokens); special ones by name."""
+        """The bytes that one token stands for (a character may be split between tokens); special ones by name.
+
+        Ids behind the vocabulary, which pad the model's matrices and can be sampled all the same, stand for nothing.
+        """
+        if token_id >= self.vocab_size:
+            return b""
         token = self._tokens[token_id]
         if self._pipeline.byte_level:
             if token_id in self._added:

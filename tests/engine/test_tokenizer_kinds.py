@@ -345,6 +345,16 @@ def test_any_tokens_whatever_stream_as_they_decode(kind: str, all_kinds: dict[st
 
 
 @KINDS
+def test_ids_that_pad_the_model_stand_for_nothing(kind: str, all_kinds: dict[str, Tokenizer]) -> None:
+    tokenizer = all_kinds[kind]
+    ids = tokenizer.encode("the cat", add_special=False)
+    padded = [tokenizer.vocab_size, *ids, tokenizer.vocab_size + 63]
+    assert text_of(streamed(tokenizer, padded, [1])) == "the cat"
+    with pytest.raises(ValueError, match="outside the vocabulary"):
+        tokenizer.decode(padded)
+
+
+@KINDS
 def test_stop_strings_cut_at_every_alignment(kind: str, all_kinds: dict[str, Tokenizer]) -> None:
     tokenizer = all_kinds[kind]
     for text in (t for t in TEXTS if 5 < len(t) < 60):
