@@ -29,8 +29,7 @@ class GrammarState:
         try:
             for row, draft in enumerate([*drafts, None]):
                 matcher.unsafe_compute_mask_ptr(out[row].ctypes.data, out.strides[0])
-                if matcher.is_error():
-                    raise GrammarFailed(f"the grammar cannot go on: {matcher.stop_reason()}")
+                self._check()
                 if draft is None or not matcher.try_consume_tokens([draft]):
                     return row + 1
                 ahead += 1
@@ -42,5 +41,12 @@ class GrammarState:
     def accept(self, token_ids: Sequence[int]) -> None:
         matcher = self._matcher
         taken = matcher.try_consume_tokens(list(token_ids))
+        self._check()
         if taken < len(token_ids):
             raise GrammarFailed(f"the grammar does not allow token {token_ids[taken]} here")
+
+    def _check(self) -> None:
+        """Raise GrammarFailed where the library has given up: going on takes more work than its bounds allow."""
+        if self._matcher.is_error():
+            reason = self._matcher.get_error().splitlines()[0]
+            raise GrammarFailed(f"the grammar is too complex to go on with: {reason}")

@@ -98,8 +98,20 @@ def test_digits_are_the_ten_of_ascii(compiler) -> None:
 
 
 def test_a_choice_is_one_of_its_texts_and_every_one_of_them(compiler) -> None:
-    texts = ['say "hi"', "two\nlines", "back\\slash", "日本", "a", "ab"]
-    assert {walk(start(compiler, lark.choice(texts)), seed).decode() for seed in range(60)} == set(texts)
+    texts = ['say "hi"', "two\nlines", "back\\slash", "日本", "a", "ab", "1/2 [x] (y)? #<z>\r\t&~", ".*", r"\d\n"]
+    assert {walk(start(compiler, lark.choice(texts)), seed).decode() for seed in range(120)} == set(texts)
+
+
+def test_a_choice_may_be_of_thousands_that_begin_alike(compiler) -> None:
+    texts = [f"product {number:05}" for number in range(12_000)]
+    assert walk(start(compiler, lark.choice(texts)), 1).decode() in texts
+
+
+def test_a_grammar_that_gets_too_complex_fails_with_the_reason(compiler) -> None:
+    state = start(compiler, " | ".join(lark.literal(f"product {number}") for number in range(2100)))
+    assert allowed(state) == [set(ids("p"))], "the first mask takes little"
+    with pytest.raises(GrammarFailed, match=r"too complex.*max is 2000"):
+        state.accept(ids("p"))
 
 
 def test_each_mask_holds_exactly_the_tokens_that_can_be_accepted(compiler) -> None:
