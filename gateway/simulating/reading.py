@@ -106,6 +106,7 @@ def _recorded(decision: Decision, rows: Sequence[_Row]) -> Recorded:
             served["reasoning_tokens"],
         ),
         saved_nanousd=served["saved_nanousd"],
+        failed_first=next((Served(row["model"], row["tier"]) for row in rows if row["outcome"] == "escalated"), None),
         semantic=hit and served["cache"] == "semantic",
         ttft_ms=served["ttft_ms"],
         duration_ms=sum(row["duration_ms"] for row in rows),

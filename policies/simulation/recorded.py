@@ -41,6 +41,7 @@ class Recorded(msgspec.Struct, kw_only=True, frozen=True):
         tokens: of the answer, or estimated where there is none.
         cost_nanousd: of all its attempts. saved_nanousd: of a hit.
         semantic: the hit was one in other words.
+        failed_first: who was asked first, where that answer failed a check and a larger tier was asked.
         conversation: which one it is a turn of, where a policy that keeps them decided it; `pin` is where that was.
     """
 
@@ -60,6 +61,7 @@ class Recorded(msgspec.Struct, kw_only=True, frozen=True):
     semantic: bool = False
     ttft_ms: float | None = None
     duration_ms: float | None = None
+    failed_first: Served | None = None
     conversation: str | None = None
     pin: Pin | None = None
 

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from policies.evaluate import Decision
 from policies.load import Policy, PolicySet, Subject
+from policies.simulation.climbs import Climbs, checks_of
 from policies.simulation.conversations import Conversations
 from policies.simulation.costing import Costing
 from policies.simulation.deciding import Decider, Undecided
@@ -53,6 +54,7 @@ class Simulation:
         self._gates = dict(zip(SIDES, gates, strict=True))
         self._world = world
         self._decider = Decider(world)
+        self.climbs = Climbs(world)
         self.conversations = {side: Conversations(world) for side in SIDES}
         self._weights = Weights()
         self.costing, self.quality = Costing(world), Quality()
@@ -143,6 +145,7 @@ class Simulation:
             outcome.cost_nanousd = self._cost_of(request, outcome)
             outcome.stopped = self._gates[side].ask(request, outcome.policy, outcome.cost_nanousd)
         self._settle_stops(request, old, new)
+        self._climb(request, old, new, weights)
         if request.fate == "refused" and old.stopped is None:
             self.count["refused_otherwise"] += 1
             return
@@ -168,12 +171,32 @@ class Simulation:
             or _decided_by(new, request)
             or _same_target(new.decision, request)
         )
+        if request.failed_first is not None and _decided_by(old, request) and not _checked_alike(old, new):
+            new.as_recorded = False  # the first answer may have been given
         for outcome in (old, new):
             recorded = outcome.as_recorded and request.served is not None
             elsewhere = self._world.serve(outcome.decision, request.facts, _known(outcome))
             outcome.served = request.served if recorded else elsewhere
             mode = outcome.decision.cache.mode
             outcome.hit = request.fate == "hit" and mode != "off" and (mode == "semantic" or not request.semantic)
+
+    def _climb(self, request: Recorded, old: _Outcome, new: _Outcome, weights: Vector) -> None:
+        """What is known, or expected, of answers that are checked before they are given."""
+        if request.fate != "answered":
+            return
+        told = _decided_by(old, request)
+        checked = old.decision.escalate if told else None
+        if checked is not None:
+            self.climbs.learn(request, checked, weights)
+        for side, outcome in zip(SIDES, (old, new), strict=True):
+            escalate = outcome.decision.escalate
+            if escalate is None or outcome.served is None or outcome.stopped is not None:
+                continue
+            # What its record holds was checked as it would be, as far as that can be told.
+            as_recorded = not told or (checked is not None and checks_of(checked) == checks_of(escalate))
+            if not (outcome.as_recorded and as_recorded):
+                policy, served = outcome.policy, outcome.served
+                self.climbs.expect(side, request, policy, outcome.decision, served, weights)
 
     def _cost_of(self, request: Recorded, outcome: _Outcome) -> int:
         if outcome.hit:
@@ -243,6 +266,11 @@ def _same_target(decision: Decision, request: Recorded) -> bool:
     if decision.model is not None:
         return decision.model == request.wanted
     return (decision.requested_tier or "") == request.tier and bool(request.tier)
+
+
+def _checked_alike(old: _Outcome, new: _Outcome) -> bool:
+    one, other = old.decision.escalate, new.decision.escalate
+    return one is not None and other is not None and checks_of(one) == checks_of(other)
 
 
 def _known(outcome: _Outcome) -> str | None:

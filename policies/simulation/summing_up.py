@@ -59,7 +59,7 @@ def _figures(done: Simulation) -> tuple[dict[str, Compared], list[str]]:
     notes: list[str] = []
     if not done.count["compared"]:
         return figures, ["no request could be compared."]
-    costs = [done.costing.total(side) for side in SIDES]
+    costs = [done.costing.total(side) + done.climbs.total(side) for side in SIDES]
     figures["cost"] = _relative("nano-dollars", *costs)
     each = [ratio(cost, _all(done, side)) for cost, side in zip(costs, SIDES, strict=True)]
     figures["cost_per_request"] = _relative("nano-dollars", *each)
@@ -173,14 +173,28 @@ def _notes(done: Simulation) -> list[str]:
             notes.append(
                 f"'{policy.name}' changes the cache: only the mode is replayed, hits that it rules out become requests."
             )
-        if old.escalate != new.escalate:
-            notes.append(f"'{policy.name}' changes 'escalate': further steps are not replayed.")
-    notes += _of_conversations(done)
+    notes += [*_of_climbs(done), *_of_conversations(done)]
     if done.count["changed"]:
         notes.append(
             "requests that go elsewhere keep the share of their prompt that a backend had cached, and hits of the cache"
             " stay hits."
         )
+    return notes
+
+
+def _of_climbs(done: Simulation) -> list[str]:
+    notes = []
+    for side, what in zip(SIDES, ("now", "new"), strict=True):
+        steps, known, unknown = done.climbs.counts(side)
+        if known:
+            notes.append(
+                f"{what}: of {known:,} answers that would be checked and are not on record about {steps:,.0f} fail, as"
+                " such answers did; one further step of each is in the cost, not in the times."
+            )
+        if unknown:
+            notes.append(
+                f"{what}: how many of {unknown:,} answers would fail their checks nobody knows; none is counted."
+            )
     return notes
 
 
