@@ -17,9 +17,9 @@ from cache import wire
 from gateway.ledger.rows import Decision
 from gateway.ledger.schema import decisions
 from gateway.routing.record import decide_again
+from tests.command_line import run
 from tests.gateway.cached_door import SEMANTIC, cached_door
 from tests.gateway.front_door import FrontDoor, configuration, front_door
-from tests.policies.test_policy_command import run
 
 AUTO = SEMANTIC.replace("{tier: small}", "{tier: auto}")
 MODELS = {tier: {"tier": tier} for tier in ("small", "medium", "large", "xlarge")}

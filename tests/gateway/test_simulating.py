@@ -18,9 +18,9 @@ from gateway.simulating.run import simulate
 from policies.load import PolicySet, load
 from policies.simulation.report import Report
 from policies.simulation.sums import Estimate
+from tests.command_line import run
 from tests.gateway.recorded_traffic import TIERLINE_YAML, put_on_record, requests_of
 from tests.policies.policy_files import policy, write
-from tests.policies.test_policy_command import run
 
 BEGINS_MS = int(datetime(2026, 3, 10, 12, tzinfo=UTC).timestamp() * 1000)
 NOW = datetime(2026, 3, 20, tzinfo=UTC)

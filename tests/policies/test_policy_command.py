@@ -11,27 +11,15 @@ from typing import Any
 import pytest
 
 from gateway.cli.policy import platform_schema
+from tests.command_line import ENVIRONMENT, ROOT, run
 from tests.policies.policy_files import EVERYBODY, policy, write
 
-ROOT = Path(__file__).parents[2]
 TIERLINE_YAML = """\
 version: 1
 policies_dir: rules
 models: {little: {tier: small, backend: b}}
 backends: {b: {base_urls: ["http://127.0.0.1:1/v1"]}}
 """
-
-
-def run(cwd: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", "from gateway.cli import main; main()", *arguments],
-        cwd=cwd,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "200"},
-    )
 
 
 @pytest.fixture
@@ -63,6 +51,18 @@ def test_a_date_is_text_and_a_scalar_that_means_nothing_has_its_line(home: Path)
         assert found.returncode == 2
         assert "tierline.yaml:5:19: 'x' is no float." in found.stderr
         assert "Traceback" not in found.stderr
+
+
+def test_a_start_from_nothing_says_the_same(home: Path) -> None:
+    """As every other command here, but with the imports of its own that a shell's start has."""
+    write(home / "rules", b=policy("b", "rouets: []\n", "{teams: [x]}"))
+    for arguments in (["policy", "check"], ["policy", "explain", "--file", "-"], ["tiers", "--help"]):
+        command = [sys.executable, "-m", "gateway.cli", *arguments]
+        fresh = subprocess.run(
+            command, cwd=home, env=ENVIRONMENT, input="{}", capture_output=True, text=True, timeout=60, check=False
+        )
+        found = run(home, *arguments, stdin="{}")
+        assert (found.returncode, found.stdout, found.stderr) == (fresh.returncode, fresh.stdout, fresh.stderr)
 
 
 def test_check_fails_on_errors(home: Path) -> None:
