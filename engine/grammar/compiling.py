@@ -110,7 +110,7 @@ class _Source:
         self._bytes = {text[0]: i for i, text in enumerate(tokens) if len(text) == 1}
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Some tokens of a text; how the model would write it matters only for tokens that a grammar forces."""
+        """Some tokens of a text; how the model would write it does not matter, because grammars force no tokens."""
         data = text.encode() if isinstance(text, str) else text
         return [self._bytes[byte] for byte in data if byte in self._bytes]
 

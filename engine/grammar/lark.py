@@ -15,7 +15,8 @@ import msgspec
 
 # Between two tokens of JSON: a few blanks, or a line break and its indentation. Not before or after the whole.
 _WHITE_SPACE = r"( {1,8}|\n[ \t]{0,40})"
-_HEAD = '%llguidance {"skip_repetition": "once"}\n'
+# `no_forcing`: text that must come may come in any tokens, as the model would write it, in few and not byte by byte.
+_HEAD = '%llguidance {"skip_repetition": "once", "no_forcing": true}\n'
 _ANYTHING = r"/(?s:.*)/"
 _ASKED = "asked"
 USERS = f"@{_ASKED}"  # an expression: the grammar that the client wrote

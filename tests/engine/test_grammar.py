@@ -114,6 +114,15 @@ def test_a_grammar_that_gets_too_complex_fails_with_the_reason(compiler) -> None
         state.accept(ids("p"))
 
 
+@pytest.mark.parametrize("users", [None, 'start: "name: true"', 'root ::= "name: true"'])
+def test_a_text_that_must_come_may_come_in_any_tokens(compiler, users) -> None:
+    rule = "start: " + (lark.literal("name: true") if users is None else lark.USERS)
+    state = compiler.compile(Grammar((rule,), users).text())
+    assert allowed(state) == [{*ids("n"), TOKENS.index(b"name")}]
+    state.accept([TOKENS.index(b"name"), *ids(": ")])
+    assert allowed(state) == [{*ids("t"), TOKENS.index(b"true")}]
+
+
 def test_each_mask_holds_exactly_the_tokens_that_can_be_accepted(compiler) -> None:
     state = start(compiler, lark.schema(ADDRESS))
     for byte in b'{"street": "':
