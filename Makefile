@@ -11,6 +11,9 @@ ARGS ?=
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 	$$name -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo $$name && break; done)
 
+# Where the shell forbids bytecode files, every process of a test would compile Tierline again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help install run doctor test test-all lint format bench-gateway bench-streams bench-engine bench-cache \
 	bench-embedding bench-cache-store bench-limits bench-routing bench-cascade bench-sessions bench-placement chaos kernels-report gpu-check clean
