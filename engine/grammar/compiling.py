@@ -18,6 +18,7 @@ import llguidance
 import msgspec
 
 from engine.grammar.state import GrammarState
+from engine.types import GrammarFailed
 
 # Bounds of work, in the library's units: a fifth of a second to begin with, some 10 ms for the mask of one token.
 _START_FUEL, _STEP_FUEL, _STEP_ITEMS = 200_000, 50_000, 20_000
@@ -91,10 +92,15 @@ class Compiler:
         matcher = llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
         if matcher.is_error():
             raise GrammarError(_reason(matcher.get_error()))
-        matcher.compute_bitmask()  # where nothing matches, that shows here
+        mask = matcher.compute_bitmask()  # where nothing matches, that shows here
         if matcher.is_error():
             raise GrammarError("nothing that can be generated matches it")
-        return GrammarState(matcher)
+        state = GrammarState(matcher)
+        try:  # where the first token takes too much work, every answer would fail
+            state.copy().accept([_first(mask)])
+        except GrammarFailed as error:
+            raise GrammarError(str(error)) from None
+        return state
 
 
 class _Source:
@@ -172,6 +178,12 @@ class Grammars:
         if len(self._kept) > _KEPT:
             self._kept.popitem(last=False)
         return state.copy()
+
+
+def _first(mask: bytes) -> int:
+    """The lowest token of a mask, which has one."""
+    bits = int.from_bytes(mask, "little")
+    return (bits & -bits).bit_length() - 1
 
 
 def _reason(message: str) -> str:

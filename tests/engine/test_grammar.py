@@ -108,10 +108,14 @@ def test_a_choice_may_be_of_thousands_that_begin_alike(compiler) -> None:
 
 
 def test_a_grammar_that_gets_too_complex_fails_with_the_reason(compiler) -> None:
-    state = start(compiler, " | ".join(lark.literal(f"product {number}") for number in range(2100)))
-    assert allowed(state) == [set(ids("p"))], "the first mask takes little"
+    texts = " | ".join(lark.literal(f"product {number}") for number in range(2100))
+    state = start(compiler, f'"ab" ({texts})')
+    state.accept(ids("a"))
+    assert allowed(state) == [set(ids("b"))], "the mask takes little"
     with pytest.raises(GrammarFailed, match=r"too complex.*max is 2000"):
-        state.accept(ids("p"))
+        state.accept(ids("b"))
+    with pytest.raises(GrammarError, match=r"too complex.*max is 2000"):
+        start(compiler, texts)
 
 
 @pytest.mark.parametrize("users", [None, 'start: "name: true"', 'root ::= "name: true"'])
