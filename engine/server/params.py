@@ -203,9 +203,9 @@ def _check_extras(extras: Extras, vocab_size: int, max_tokens: int | None) -> No
         in_range("top_k", extras.top_k, -1, 2**31 - 1)
     if extras.min_p is not None:
         in_range("min_p", extras.min_p, 0, 1)
-    if extras.repetition_penalty is not None and not 0 < extras.repetition_penalty <= 100:
+    if extras.repetition_penalty is not None and not 0.01 <= extras.repetition_penalty <= 100:
         raise InvalidRequest(
-            f"'repetition_penalty' must be above 0 and at most 100, got {extras.repetition_penalty}.",
+            f"'repetition_penalty' must be between 0.01 and 100, got {extras.repetition_penalty}.",
             param="repetition_penalty",
         )
     if extras.min_tokens is not None:

@@ -80,6 +80,7 @@ CHAT_REFUSALS = [
     ({"min_p": 2}, "invalid_value", "min_p"),
     ({"min_p": [0.1]}, "invalid_type", "min_p"),
     ({"repetition_penalty": 0}, "invalid_value", "repetition_penalty"),
+    ({"repetition_penalty": 1e-300}, "invalid_value", "repetition_penalty"),
     ({"repetition_penalty": True}, "invalid_type", "repetition_penalty"),
     ({"min_tokens": 9, "max_tokens": 3}, "invalid_value", "min_tokens"),
     ({"min_tokens": 1.5}, "invalid_type", "min_tokens"),
