@@ -28,6 +28,8 @@ from engine.grammar.compiling import Compiler, Grammars, Vocabulary
 from engine.kernels.jit_monitor import monitor as jit_monitor
 from engine.lifeline import die_with_parent
 from engine.limits import NeverFits, QueueFull, SchedulerConfig
+from engine.loader.errors import ModelFileError
+from engine.memory import EngineMemoryError
 from engine.messages import (
     Abort,
     Add,
@@ -324,6 +326,9 @@ def main(arguments: list[str], load: Load = load_model) -> int:
         core.run()
     except (BrokenPipeError, ConnectionResetError):
         return 0  # the HTTP process went away in mid-sentence
+    except (ModelFileError, EngineMemoryError) as refusal:  # for whoever started it: a traceback would add nothing
+        connection.sendall(encode_frame(Fatal(str(refusal))))
+        return 1
     except Exception as error:
         log.exception("the engine core ends")
         connection.sendall(encode_frame(Fatal(f"{type(error).__name__}: {error}")))

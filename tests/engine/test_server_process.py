@@ -147,7 +147,8 @@ def test_wrong_arguments_and_models_end_with_a_message(tmp_path, smollm2_path):
     # Only the core can find this out; the server reports it and ends.
     small = run_engine("--model", str(smollm2_path), "--port", "0", "--kv-cache-bytes", "1000")
     assert small.returncode == 1
-    assert "could not be loaded" in small.stderr
+    assert "could not be loaded: one sequence of" in small.stderr
+    assert "Traceback" not in small.stderr
 
 
 # --- templates that never end ------------------------------------------------------------------------------------
