@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 from tiers import lexicon
@@ -134,7 +135,7 @@ def extract(
     system = "\n".join(text_of(m) for m in messages if m.get("role") in ("system", "developer"))
     turns = [text_of(m) for m in messages if m.get("role") == "user"]
     last = turns[-1] if turns else ""
-    system_view, last_view = without(view(system)), without(view(last))
+    system_view, last_view = bare(view(system)), bare(view(last))
     terms: dict[str, None] = {}
     words: dict[str, None] = {}
     for text in (system_view, last_view):
@@ -163,6 +164,12 @@ def view(text: str) -> str:
     if len(text) <= HEAD_CHARS + TAIL_CHARS:
         return text
     return f"{text[:HEAD_CHARS]}\n{text[-TAIL_CHARS:]}"
+
+
+@lru_cache(maxsize=64)
+def bare(text: str) -> str:
+    """A view without what begs. The same request asks twice: for its features, and for what is to be embedded."""
+    return without(text)
 
 
 def _told(text: str, view: str) -> int:

@@ -13,8 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tiers.begging import without
-from tiers.features import Message, text_of, view
+from tiers.features import Message, bare, text_of, view
 
 MODEL: Final = "all-MiniLM-L6-v2"  # whose vectors the weights were trained for
 SIZE: Final = 384
@@ -33,10 +32,10 @@ def asked(messages: Sequence[Message]) -> str | None:
     turns = [message for message in messages if message.get("role") == "user"]
     text = text_of(turns[-1]) if turns else ""
     seen = view(text)
-    bare = without(seen)
-    if bare == seen.strip():
-        return text if bare and seen is text else None
-    return bare or None
+    left = bare(seen)
+    if left == seen.strip():
+        return text if left and seen is text else None
+    return left or None
 
 
 def inputs_of(vector: Vector) -> Vector:
