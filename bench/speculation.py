@@ -76,7 +76,7 @@ def answer(runner: ModelRunner, speculator: Speculator, prompt: list[int], token
 
 
 def main() -> None:
-    """Measure, print the table, write `bench/results/speculation.json`."""
+    """Measure, print the table, write it down."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=Path("var/models/smollm2-135m"))
     parser.add_argument("--draft-model", type=Path)

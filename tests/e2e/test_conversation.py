@@ -116,8 +116,8 @@ def test_logprobs(client: OpenAI) -> None:
     ("options", "error"),
     [
         ({"model": "gpt-nothing"}, openai.NotFoundError),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError),
-        ({"response_format": {"type": "json_object"}}, openai.BadRequestError),
+        ({"tools": [{"type": "function"}]}, openai.BadRequestError),
+        ({"response_format": {"type": "json_schema"}}, openai.BadRequestError),
         ({"temperature": 3}, openai.BadRequestError),
     ],
 )

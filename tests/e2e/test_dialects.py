@@ -156,8 +156,11 @@ def test_an_answer_that_the_client_began_goes_on(claude_sdk: anthropic.Anthropic
     assert block.text.lstrip().startswith("Paris")
 
 
-def test_what_the_engine_cannot_do_is_refused_in_the_dialect(claude_sdk: anthropic.Anthropic) -> None:
-    tools: list[Any] = [{"name": "now", "input_schema": {"type": "object"}}]
-    with pytest.raises(anthropic.BadRequestError, match="tools") as refused:
-        claude_sdk.messages.create(model=MODEL, messages=FRANCE, max_tokens=5, tools=tools)
-    assert refused.value.body["type"] == "error"  # type: ignore[index]
+def test_a_tool_that_must_be_called_is_called(claude_sdk: anthropic.Anthropic) -> None:
+    schema = {"type": "object", "properties": {"zone": {"enum": ["UTC"]}}, "required": ["zone"]}
+    tools: list[Any] = [{"name": "now", "input_schema": {**schema, "additionalProperties": False}}]
+    choice: Any = {"type": "tool", "name": "now"}
+    answer = claude_sdk.messages.create(model=MODEL, messages=FRANCE, max_tokens=90, tools=tools, tool_choice=choice)
+    assert answer.stop_reason == "tool_use"
+    (call,) = [part for part in answer.content if part.type == "tool_use"]
+    assert (call.name, call.input) == ("now", {"zone": "UTC"})

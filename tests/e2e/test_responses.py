@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from typing import Any
 
 import httpx
 import openai
@@ -70,8 +71,10 @@ def test_its_length_is_bounded_and_its_probabilities_are_given(client: OpenAI) -
     assert all(len(token["top_logprobs"]) == 2 for token in content["logprobs"])
 
 
-def test_what_the_engine_cannot_do_is_refused_by_name(client: OpenAI) -> None:
-    tool = {"type": "function", "name": "now", "parameters": {"type": "object"}}
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.responses.create(model=MODEL, input="x", tools=[tool])  # type: ignore[list-item]
-    assert refused.value.param == "tools"
+def test_a_function_that_must_be_called_is_called(client: OpenAI) -> None:
+    schema = {"type": "object", "properties": {"zone": {"enum": ["UTC"]}}, "required": ["zone"]}
+    tool: Any = {"type": "function", "name": "now", "parameters": {**schema, "additionalProperties": False}}
+    choice: Any = {"type": "function", "name": "now"}
+    answer = client.responses.create(model=MODEL, input="x", tools=[tool], tool_choice=choice, max_output_tokens=90)
+    (call,) = [item for item in answer.output if item.type == "function_call"]
+    assert (call.name, json.loads(call.arguments)) == ("now", {"zone": "UTC"})

@@ -199,10 +199,6 @@ async def test_models(sdk: anthropic.AsyncAnthropic) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda sdk: sdk.messages.batches.create(
-            requests=[{"custom_id": "1", "params": {"model": "agent", "max_tokens": 5, "messages": HELLO}}]
-        ),
-        lambda sdk: sdk.messages.batches.list(),
         lambda sdk: sdk.messages.batches.retrieve("msgbatch_1"),
     ],
 )

@@ -124,7 +124,7 @@ async def test_without_a_key_nothing_happens(
 
 async def test_every_route_is_authenticated_or_declared_open(door: FrontDoor) -> None:
     for (method, path), route in ROUTES.items():
-        names = {"model": "mock", "response_id": "resp_0", "file_id": "f", "batch_id": "b"}
+        names = {"model": "mock", "response_id": "resp_0", "file_id": "f", "batch_id": "b", "message_batch_id": "b"}
         response = await door.client.request(method, path.format(**names))
         assert response.status_code == (401 if route.access == "key" else 200), (method, path)
 

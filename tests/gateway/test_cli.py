@@ -135,7 +135,7 @@ class Blocker:
 sys.meta_path.insert(0, Blocker())
 shared = {"gateway.access." + name for name in ("counters_redis", "counters_shared", "redis_channel")}
 shared |= {"gateway.idempotency.shared", "gateway.flights.shared", "gateway.flights.subscriber"}
-shared.add("gateway.sessions.shared")
+shared |= {"gateway.sessions.shared", "gateway.routing.shared_prefixes"}
 for package in ("gateway", "policies", "tiers", "backends"):
     module = importlib.import_module(package)
     for info in pkgutil.walk_packages(module.__path__, package + "."):

@@ -290,7 +290,7 @@ async def test_bad_input_names_the_field(door: FrontDoor, changes: dict[str, Any
     ("method", "path", "status", "kind"),
     [
         ("GET", "/v1/messages", 405, "invalid_request_error"),
-        ("POST", "/v1/messages/batches", 404, "not_found_error"),
+        ("POST", "/v1/messages/drafts", 404, "not_found_error"),
     ],
 )
 async def test_what_is_not_there_is_said_in_the_dialect(
