@@ -256,6 +256,8 @@ def decode_launches(
         },
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        # As many as four of its programs leave each other: without a word, some releases spill to make room for more.
+        max_registers=128 if tile.num_warps == 4 else None,
     )
     if direct:
         return [attend_splits]

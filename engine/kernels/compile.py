@@ -110,7 +110,8 @@ def compile_kernel(launch: Launch, arch: int) -> Any:
     if arch not in SHARED_BYTES_LIMIT:
         raise CompileError(f"unknown architecture {arch}: choose from {sorted(SHARED_BYTES_LIMIT)}")
     signature, constants, attributes = _specialise(launch)
-    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages, "enable_fp_fusion": FP_FUSION}
+    options: dict[str, Any] = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
+    options |= {"enable_fp_fusion": FP_FUSION, "maxnreg": launch.max_registers}
     source = ASTSource(launch.kernel, signature, constants, attributes)
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 

@@ -27,6 +27,7 @@ class Launch:
     constants: Mapping[str, int | float | bool | str]
     num_warps: int
     num_stages: int
+    max_registers: int | None = None  # per thread; None: as many as the assembler likes
 
     def run(self) -> None:
         """Launch on the current stream (or interpret, under TRITON_INTERPRET=1)."""
@@ -38,6 +39,7 @@ class Launch:
             num_warps=self.num_warps,
             num_stages=self.num_stages,
             enable_fp_fusion=FP_FUSION,
+            maxnreg=self.max_registers,
         )
 
 

@@ -42,9 +42,8 @@ def check(resources: list[dict[str, Any]], archs: set[int]) -> None:
     assert {one["arch"] for one in resources} == archs
     for one in resources:
         assert one["shared_bytes"] <= shared_limit[one["arch"]], one
-        # For sm_86, and for sm_90 with Triton 3.8, the assembler trades two registers of one kernel for occupancy.
-        traded = one["arch"] == 86 or (one["arch"] == 90 and one["kernel"] == "decode")
-        assert one["spill_bytes"] <= (8 if traded else 0), one
+        # For sm_86 the assembler trades two registers of one kernel for occupancy.
+        assert one["spill_bytes"] <= (8 if one["arch"] == 86 else 0), one
         assert 0 < one["registers"] <= 255, one
         if one["uses_tensor_cores"]:
             assert one["mma"] + one["wgmma"] > 0, one
