@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from engine.loader.errors import ModelFileError
 from engine.loader.gguf import GgufFile, TensorInfo
-from engine.loader.layers import context_length, plan_layers, repeating, yarn_attention_factor
+from engine.loader.layers import checked_depth, context_length, plan_layers, repeating, yarn_attention_factor
 from engine.models.rope import FactorScaling, LinearScaling, LongRopeScaling, RopeScaling, RopeSpec, YarnScaling
 from engine.models.spec import Activation, ModelSpec, MoeSpec
 from engine.models.tensors import ExpertTensors, FloatArray, LayerTensors, NetworkTensors
@@ -94,8 +94,9 @@ def read_spec(file: GgufFile) -> ModelSpec:
         raise ModelFileError(file.path, f"{heads} attention heads", "Convert the file anew")
     head_dim = file.integer(f"{arch}.attention.key_length", hidden // heads)
     declared, num_layers = file.integer(f"{arch}.context_length"), file.integer(f"{arch}.block_count")
-    window, windowed = _windows(file, arch, family, num_layers, declared)
     try:
+        checked_depth(num_layers)
+        window, windowed = _windows(file, arch, family, num_layers, declared)
         moe = _experts(file, arch, family)
         theta = file.number(f"{arch}.rope.freq_base", 10_000.0)
         rotary_dim = file.integer(f"{arch}.rope.dimension_count", head_dim)

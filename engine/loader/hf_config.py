@@ -13,7 +13,7 @@ from engine.loader.errors import ModelFileError
 from engine.loader.hf_families import HF_FAMILIES, HfFamily
 from engine.loader.hf_rope import read_rope
 from engine.loader.hf_values import HfValues
-from engine.loader.layers import context_length, plan_layers, repeating
+from engine.loader.layers import checked_depth, context_length, plan_layers, repeating
 from engine.models.spec import SWIGLU_ALPHA, SWIGLU_LIMIT, Activation, LayerSpec, ModelSpec, MoeSpec
 
 _ACTIVATIONS = {
@@ -109,7 +109,7 @@ def _activation(values: HfValues) -> Activation:
 
 
 def _layers(values: HfValues, family: HfFamily, head_dim: int, moe: MoeSpec | None) -> tuple[LayerSpec, ...]:
-    count = values.integer("num_hidden_layers")
+    count = checked_depth(values.integer("num_hidden_layers"))
     window = values.integer("sliding_window", 0)
     if family.window_switch and not values.flag("use_sliding_window"):
         window = 0

@@ -10,6 +10,8 @@ from typing import Any
 from engine.loader.errors import ModelFileError
 
 _AGAIN = "Download config.json again"
+# Sizes are multiplied and turned into floats; what is beyond this is no size of anything.
+_MOST = 2**48
 
 
 class HfValues:
@@ -30,8 +32,8 @@ class HfValues:
     def integer(self, key: str, default: int | None = None) -> int:
         """A whole number; the family's default comes before `default`. Raises when there is neither."""
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise self._wrong(key, value, "a whole number")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
+            raise self._wrong(key, value, f"a whole number up to {_MOST}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

@@ -8,6 +8,16 @@ from collections.abc import Sequence
 from engine.models.rope import DynamicScaling, RopeScaling, RopeSpec, YarnScaling
 from engine.models.spec import LayerSpec
 
+# No model is nearly as deep; what is beyond it is a damaged or hostile file, and must not become a list of that length.
+_MAX_LAYERS = 10_000
+
+
+def checked_depth(count: int) -> int:
+    """A number of layers as a file declares it. Raises ValueError for one that no model has."""
+    if not 1 <= count <= _MAX_LAYERS:
+        raise ValueError(f"{count} layers are declared; a model has 1 to {_MAX_LAYERS}")
+    return count
+
 
 def repeating(count: int, every: int) -> list[bool]:
     """For each of `count` layers whether it is one of every `every`: the last of each group; 0: none."""

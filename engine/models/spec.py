@@ -12,6 +12,8 @@ from enum import Enum
 from engine.models.rope import RopeSpec
 
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
+# Tables of tokens have as many entries as a file declares; no model has nearly as many.
+MAX_VOCABULARY = 1 << 24
 
 
 class Activation(Enum):
@@ -83,6 +85,8 @@ class ModelSpec:
         sizes = (self.hidden_size, self.intermediate_size, self.num_heads, self.num_kv_heads, self.head_dim)
         if min(*sizes, len(self.layers), self.vocab_size, self.max_position) < 1:
             raise ValueError(f"every size of a model must be positive: {self}")
+        if self.vocab_size > MAX_VOCABULARY:
+            raise ValueError(f"a vocabulary of {self.vocab_size} tokens; a model has {MAX_VOCABULARY} at most")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"{self.num_heads} heads cannot share {self.num_kv_heads} key-value heads evenly")
         if any(rope.rotary_dim > self.head_dim for rope in self.ropes):

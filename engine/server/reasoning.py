@@ -39,7 +39,7 @@ class Thinking:
             parts += self._then.push(answer)
         return parts
 
-    def finish(self) -> list[Part]:
+    def finish(self, *, cut_off: bool) -> list[Part]:
         parts: list[Part] = []
         if self._state == "thought":
             rest = self._held.rstrip() if self._begun else self._held.strip()
@@ -48,7 +48,7 @@ class Thinking:
         elif self._state == "start":
             parts += self._then.push(self._held)
         self._held = ""
-        return parts + self._then.finish()
+        return parts + self._then.finish(cut_off=cut_off)
 
     def _start(self) -> None:
         begins = self._held.lstrip()

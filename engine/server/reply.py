@@ -57,8 +57,8 @@ class ReplyParser(Protocol):
         """The parts that this piece of text completes."""
         ...
 
-    def finish(self) -> list[Part]:
-        """The answer is over: what was held back."""
+    def finish(self, *, cut_off: bool) -> list[Part]:
+        """The answer is over: what was held back. `cut_off`: at its limit, so what has begun was to go on."""
         ...
 
 
@@ -71,7 +71,7 @@ class PlainText:
     def push(self, text: str) -> list[Part]:
         return [Said(text)] if text else []
 
-    def finish(self) -> list[Part]:
+    def finish(self, *, cut_off: bool) -> list[Part]:
         return []
 
 

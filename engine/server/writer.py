@@ -29,7 +29,7 @@ class ReplyWriter:
         """What a stream says of it."""
         parts = self._parser.push(delta.text)
         if delta.finish_reason is not None:
-            parts += self._parser.finish()
+            parts += self._parser.finish(cut_off=delta.finish_reason is FinishReason.LENGTH)
         self._offsets += delta.text_offsets
         self._reply.add(parts)
         return [self._delta(part) for part in parts]

@@ -119,6 +119,8 @@ def test_missing_file(tmp_path: Path) -> None:
         ({"llama.attention.head_count_kv": 4}, "cannot share"),
         ({"llama.attention.head_count": 0}, "0 attention heads"),
         ({"llama.block_count": "two"}, "not an integer"),
+        ({"llama.block_count": 2**62}, "layers are declared; a model has 1 to 10000"),
+        ({"llama.vocab_size": 2**62}, "a vocabulary of"),
         ({"tokenizer.ggml.eos_token_id": 99_999}, "outside the vocabulary"),
     ],
 )

@@ -79,7 +79,7 @@ def read(form, asked, text, *, in_thought=False) -> Reply:
     parser = form.parser(asked, in_thought=in_thought)
     for character in text:
         reply.add(parser.push(character))
-    reply.add(parser.finish())
+    reply.add(parser.finish(cut_off=False))
     return reply
 
 

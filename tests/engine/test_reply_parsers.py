@@ -19,11 +19,11 @@ NAMES = ["get_weather", "add"]
 WEATHER = '{"city": "Zürich 🏔", "days": [1, {"x": "}]"}], "say": "\\"<tool_call>\\""}'
 
 
-def read(parser, pieces) -> Reply:
+def read(parser, pieces, *, cut_off=False) -> Reply:
     reply = Reply()
     for piece in pieces:
         reply.add(parser.push(piece))
-    reply.add(parser.finish())
+    reply.add(parser.finish(cut_off=cut_off))
     return reply
 
 
@@ -117,6 +117,34 @@ def test_what_families_write_is_read_and_in_pieces_of_one_character_the_same(fam
         assert (reply.text, reply.calls) == (text, expected)
 
 
+@pytest.mark.parametrize(
+    ("family", "generated", "text", "calls"),
+    [
+        ("hermes", 'Well. <tool_call>\n{"nam', "Well.", []),
+        ("hermes", "<tool_call>", "", []),
+        ("hermes", '<tool_call>{"arguments": {"a": 1}, "n', "", []),
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"a": [1', "", [("add", '{"a": [1')]),
+        ("hermes", '<tool_call>{"name": "add"}\n<tool_call>{"name": "ad', "", [("add", "{}")]),
+        ("hermes", "a <tool_c", "a", []),
+        ("hermes", "if a <", "if a <", []),
+        ("hermes", "<tool_call> is how", "<tool_call> is how", []),
+        ("llama3", '{"name": "ad', "", []),
+        ("llama3", '{"answer": 4', '{"answer": 4', []),
+        ("mistral", "[TOOL_CALLS]ad", "", []),
+        ("mistral", '[TOOL_CALLS]add{"a": ', "", [("add", '{"a": ')]),
+        ("phi4", '<|tool_call|>[{"na', "", []),
+        ("gemma", "```tool_code\n", "", []),
+        ("gemma", "Code: ```", "Code: ```", []),
+        ("harmony", "<|channel|>commentary to=functions.a", "", []),
+    ],
+)
+def test_a_call_that_was_cut_off_leaks_no_marker(family, generated, text, calls) -> None:
+    expected = [Call(*call) for call in calls]
+    for pieces in ([generated], list(generated)):
+        reply = read(make(family), pieces, cut_off=True)
+        assert (reply.text, reply.calls) == (text, expected)
+
+
 FRAGMENTS = [
     "text ",
     "\n",
@@ -154,12 +182,13 @@ FRAGMENTS = [
     st.lists(st.sampled_from(FRAGMENTS), max_size=10).map("".join),
     st.lists(st.integers(0, 400), max_size=12),
     st.sampled_from([None, True, False]),
+    st.booleans(),
 )
-def test_the_reply_is_the_same_however_the_text_is_cut(family, generated, places, thinking) -> None:
-    whole = read(make(family, thinking=thinking), [generated])
-    assert read(make(family, thinking=thinking), cuts(generated, places)) == whole
-    assert read(make(family, thinking=thinking), list(generated)) == whole
-    if not whole.calls and not whole.thoughts and family != "harmony" and thinking is None:
+def test_the_reply_is_the_same_however_the_text_is_cut(family, generated, places, thinking, cut_off) -> None:
+    whole = read(make(family, thinking=thinking), [generated], cut_off=cut_off)
+    assert read(make(family, thinking=thinking), cuts(generated, places), cut_off=cut_off) == whole
+    assert read(make(family, thinking=thinking), list(generated), cut_off=cut_off) == whole
+    if not cut_off and not whole.calls and not whole.thoughts and family != "harmony" and thinking is None:
         assert whole.text == generated, "what is no call is text, to the letter"
 
 

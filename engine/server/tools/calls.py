@@ -6,6 +6,7 @@
     {"name": "f", "parameters": {…}}; …                        Llama 3, perhaps behind <|python_tag|>
 
 What turns out to be no call is text, to the letter. White space at either end of a text with calls is dropped.
+Of a call that was cut off, what is known is given: its name and the arguments so far, or nothing before the name.
 """
 
 from __future__ import annotations
@@ -65,16 +66,22 @@ class Calls:
             pass
         return merged(parts)
 
-    def finish(self) -> list[Part]:
+    def finish(self, *, cut_off: bool) -> list[Part]:
         parts: list[Part] = []
         if self._state == "tag" and self._in_tag_called:
             self._raw = self._held = ""  # no more than a marker that is not closed
+        elif cut_off and (self._state != "text" or self._is_half_a_marker(self._held)):
+            # A call without a name can be told neither as a call nor as text.
+            self._raw = self._held = self._blank = ""
         if self._state == "text" or self._raw:
             self._say(self._raw + self._held, parts)
         if self._blank and not self._count:
             parts.append(Said(self._blank))
         self._held = self._raw = self._blank = ""
         return merged(parts)
+
+    def _is_half_a_marker(self, text: str) -> bool:
+        return any(marker.startswith(text) and 2 * len(text) >= len(marker) for marker in self._form.opens)
 
     # --- states: each takes what it can of `_held`; False: it takes more text to go on ----------------------------
 

@@ -45,7 +45,7 @@ class Harmony:
             self._turn(marker, parts)
         return parts
 
-    def finish(self) -> list[Part]:
+    def finish(self, *, cut_off: bool) -> list[Part]:
         parts: list[Part] = []
         self._take(self._held, parts)
         self._held = ""
