@@ -6,10 +6,15 @@ from typing import Literal, get_args
 
 import msgspec
 
+from engine.limits import MicroBatching
+
 Precision = Literal["auto", "float32", "bfloat16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Speculative = Literal["off", "ngram", "draft"]
 SPECULATIVE: tuple[Speculative, ...] = get_args(Speculative)
+AskedTask = Literal["auto", "generate", "embed", "score"]  # auto: what the model is made for
+TASKS: tuple[AskedTask, ...] = get_args(AskedTask)
+_BATCHING = MicroBatching()
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,3 +35,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     speculative: Speculative = "off"
     num_speculative_tokens: int = 4
     draft_model_path: str | None = None  # with `speculative` "draft", and only then
+    task: AskedTask = "auto"
+    max_batch_size: int = _BATCHING.max_batch_size
+    max_wait_ms: float = _BATCHING.max_wait_ms

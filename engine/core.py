@@ -27,7 +27,7 @@ from engine.grammar.anteroom import Anteroom
 from engine.grammar.compiling import Compiler, Grammars, Vocabulary
 from engine.kernels.jit_monitor import monitor as jit_monitor
 from engine.lifeline import die_with_parent
-from engine.limits import NeverFits, QueueFull, SchedulerConfig
+from engine.limits import MicroBatching, NeverFits, QueueFull, SchedulerConfig
 from engine.loader.errors import ModelFileError
 from engine.memory import EngineMemoryError
 from engine.messages import (
@@ -49,6 +49,7 @@ from engine.messages import (
     encode_frame,
     to_core_decoder,
 )
+from engine.models.pooling import PoolingSpec, choose_task
 from engine.page_seed import page_seed
 from engine.prefix_cache import PrefixCache
 from engine.scheduler import Scheduler
@@ -68,7 +69,16 @@ _FINISHES_REMEMBERED = 64
 class EngineCore:
     """Runs one model for one HTTP process, single-threaded, until the connection closes."""
 
-    def __init__(self, runner: Runner, scheduler: Scheduler, connection: socket.socket, grammars: Grammars) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        connection: socket.socket,
+        grammars: Grammars,
+        batching: MicroBatching = MicroBatching(),
+    ) -> None:
+        """`batching`: of texts to be pooled."""
+        self._batching = batching
         self._runner = runner
         self._scheduler = scheduler
         self._anteroom = Anteroom(grammars, scheduler.config.max_waiting)
@@ -88,7 +98,7 @@ class EngineCore:
             RuntimeError: steps keep failing.
             PoolCorrupt, SchedulerStalled, ValueError: a bug; nothing that this process still says could be trusted.
         """
-        while self._drain(wait=not self._scheduler.has_work):
+        while self._drain(0.0 if self._scheduler.has_work else None) and self._gather():
             self._admit_compiled()
             if self._scheduler.has_work:
                 self._step()
@@ -117,10 +127,27 @@ class EngineCore:
 
     # --- input ---------------------------------------------------------------------------------------------------
 
-    def _drain(self, *, wait: bool) -> bool:
-        """Handle everything that has arrived; False when the other side has closed."""
-        if wait:
-            select.select([self._connection.fileno(), self._anteroom.fileno()], [], [])
+    def _gather(self) -> bool:
+        """Give texts to be pooled some time to come in company; False when the other side has closed.
+
+        None of them runs yet, so whoever waits does so for `max_wait_ms` at most, and for nothing else.
+        """
+        scheduler, batching = self._scheduler, self._batching
+        if scheduler.pooling is None or scheduler.num_running:
+            return True
+        end = time.monotonic() + batching.max_wait_ms / 1000
+        while 0 < scheduler.num_waiting < batching.max_batch_size and (left := end - time.monotonic()) > 0:
+            if not self._drain(left):
+                return False
+        return True
+
+    def _drain(self, seconds: float | None) -> bool:
+        """Handle everything that has arrived; False when the other side has closed.
+
+        `seconds`: how long to wait for it where there is nothing yet; None: as long as it takes.
+        """
+        if seconds != 0:
+            select.select([self._connection.fileno(), self._anteroom.fileno()], [], [], seconds)
         while True:
             try:
                 data = self._connection.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)
@@ -255,8 +282,9 @@ def build_scheduler(
     digest: bytes,
     end_token_ids: frozenset[int],
     speculator: Speculator | None = None,
+    pooling: PoolingSpec | None = None,
 ) -> Scheduler:
-    """The scheduler that fits the runner's cache geometry and context length."""
+    """The scheduler that fits the runner's cache geometry and context length. `pooling`: see `Roster`."""
     geometry = runner.geometry
     cache = PrefixCache(
         BlockPool(geometry.num_blocks),
@@ -272,7 +300,7 @@ def build_scheduler(
         max_waiting=config.max_waiting,
         max_model_len=runner.max_model_len,
     )
-    return Scheduler(bounds, cache, eos_token_ids=end_token_ids, speculator=speculator)
+    return Scheduler(bounds, cache, eos_token_ids=end_token_ids, speculator=speculator, pooling=pooling)
 
 
 def load_model(config: EngineConfig, connection: socket.socket) -> tuple[EngineCore, Ready]:
@@ -289,6 +317,7 @@ def load_model(config: EngineConfig, connection: socket.socket) -> tuple[EngineC
     digest = model.digest()
     end_token_ids = end_ids(model.info.tokenizer)
     draft = open_draft(config, model)
+    pooling = choose_task(config.task, model.info.pooling)
     runner = load_runner(
         model,
         precision=config.precision,
@@ -301,10 +330,13 @@ def load_model(config: EngineConfig, connection: socket.socket) -> tuple[EngineC
         max_num_seqs=config.max_num_seqs,
         max_num_drafts=0 if config.speculative == "off" else MOST_DRAFTS,
         draft=None if draft is None else draft.spec,
+        pooling=pooling,
     )
     speculator = load_speculator(config, runner, draft, threads=num_threads)
     grammars = Grammars(lambda: Compiler(Vocabulary.of(Tokenizer(model.info), model.spec.vocab_size)))
-    core = EngineCore(runner, build_scheduler(config, runner, digest, end_token_ids, speculator), connection, grammars)
+    scheduler = build_scheduler(config, runner, digest, end_token_ids, speculator, pooling)
+    batching = MicroBatching(config.max_batch_size, config.max_wait_ms)
+    core = EngineCore(runner, scheduler, connection, grammars, batching)
     return core, core.ready(digest, time.monotonic() - start)
 
 

@@ -18,6 +18,22 @@ class QueueFull(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
+class MicroBatching:
+    """How long texts that are to be pooled wait for company before a step: for so many, or for so long.
+
+    Raises:
+        ValueError: bounds that make no sense.
+    """
+
+    max_batch_size: int = 8
+    max_wait_ms: float = 2.0
+
+    def __post_init__(self) -> None:
+        if self.max_batch_size < 1 or not 0 <= self.max_wait_ms <= 10_000:
+            raise ValueError(f"max_batch_size must be at least 1 and max_wait_ms 0 to 10,000, got {self}")
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """Bounds of one step and of the queue.
 
@@ -43,17 +59,20 @@ class SchedulerConfig:
             )
 
 
-def check_length(num_prompt_tokens: int, config: SchedulerConfig, num_pages: int, page_size: int) -> None:
-    """Refuse a prompt that leaves no room for a token, in the model's context or in the KV cache.
+def check_length(
+    num_prompt_tokens: int, config: SchedulerConfig, num_pages: int, page_size: int, *, generated: int = 1
+) -> None:
+    """Refuse a prompt that leaves no room for `generated` tokens, in the model's context or in the KV cache.
 
     Raises:
         NeverFits: it is empty or too long.
     """
     if num_prompt_tokens == 0:
         raise NeverFits("The prompt has no tokens.")
-    wants = f"The prompt has {num_prompt_tokens} tokens and at least 1 must be generated, but"
-    if num_prompt_tokens + 1 > config.max_model_len:
+    more = f" and at least {generated} must be generated" if generated else ""
+    wants = f"The prompt has {num_prompt_tokens} tokens{more}, but"
+    if num_prompt_tokens + generated > config.max_model_len:
         raise NeverFits(f"{wants} the context holds {config.max_model_len} tokens.")
-    if num_prompt_tokens + 1 > num_pages * page_size:
+    if num_prompt_tokens + generated > num_pages * page_size:
         pages = f"{num_pages} pages of {page_size}"
         raise NeverFits(f"{wants} the KV cache holds {num_pages * page_size} tokens ({pages}).")

@@ -67,6 +67,7 @@ class Output(msgspec.Struct, array_like=True):
     # Of the prompt's next tokens, in order: they come with the chunks in which the prompt is computed.
     prompt_logprobs: list[TokenLogprob] | None = None
     tokens_beside: int = 0  # generated for this answer and not part of it: beams that led nowhere
+    vector: bytes | None = None  # of a pooled text, float32, little-endian
 
 
 class Stats(msgspec.Struct, array_like=True):

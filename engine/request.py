@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from engine.block_pool import PoolCorrupt
 from engine.spec.pace import PRIOR_RATE
-from engine.types import FinishReason, SamplingParams, TokenMasks
+from engine.types import FinishReason, SamplingParams, TokenMasks, Vector
 
 if TYPE_CHECKING:
     from engine.beams import Beams
@@ -85,6 +85,21 @@ class Request:
         """Sampled with a seed: the same request must give the same answer, whatever happens to be cached.
 
         Keys and values of the same tokens differ in their last bits when they were computed in a batch of another
+    @property
+    def most_reusable(self) -> int:
+        """So many of its first tokens may come from the cache: the others must run through the model.
+
+        The last one always, or there is nothing to sample from; and what is still to be scored or pooled.
+        """
+        if self.pool is not None:
+            return self.pool.start if self.pool else self.num_tokens - 1
+        return self.num_tokens - 1 if self.score_from is None else self.score_from
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether it makes use of cached pages as a rule."""
+        return self.score_from is None and (self.pool is None or self.pool.start > 0)
+
         shape, and that is enough to sample another token; so such a request computes its whole prompt itself.
         """
         return self.params.seed is not None and self.params.temperature > 0
@@ -93,6 +108,15 @@ class Request:
     def is_finished(self) -> bool:
         return self.status is RequestStatus.FINISHED
 
+
+    def take_pooled(self, part: Vector | None) -> None:
+        """Add the states of this step's positions to the vector; `num_computed_tokens` is behind them already."""
+        assert self.pool is not None
+        if part is not None:
+            self.pooled = part if self.pooled is None else self.pooled + part
+        start = max(self.pool.start, min(self.num_computed_tokens, self.pool.stop))
+        self.num_pooled += start - self.pool.start
+        self.pool = range(start, self.pool.stop)
 
 def check_request(request: Request, block_size: int) -> None:
     """Verify what always holds of a living request, for pages of `block_size` tokens.

@@ -17,6 +17,7 @@ from engine.beams import Beams, check_beams
 from engine.block_pool import PoolCorrupt
 from engine.limits import NeverFits, QueueFull, SchedulerConfig, check_length
 from engine.messages import NewRequest, Output
+from engine.models.pooling import PoolingSpec
 from engine.prefix_cache import PrefixCache
 from engine.request import Request, RequestStatus, check_request
 from engine.siblings import Siblings
@@ -45,10 +46,13 @@ class Roster:
         *,
         eos_token_ids: frozenset[int],
         speculator: Speculator | None = None,
+        pooling: PoolingSpec | None = None,
     ) -> None:
+        """`pooling`: every request is a text of which a vector is made; None: every one is to be continued."""
         self.config = config
         self.cache = cache
         self.speculator = speculator or Speculator()
+        self.pooling = pooling
         self.stats = SchedulerStats()
         # What one sequence can hold at most, so that the oldest request alone always fits.
         self.max_total_tokens = min(config.max_model_len, cache.pool.total * cache.block_size)
@@ -95,7 +99,13 @@ class Roster:
                 check_beams(request, max_num_seqs=self.config.max_num_seqs, room=self._room(request))
             if request.request_id in self._requests or request.request_id in self._beams:
                 raise NeverFits(f"Request id {request.request_id} is in use.")
-            check_length(len(request.prompt_token_ids), self.config, self.cache.pool.total, self.cache.block_size)
+            check_length(
+                len(request.prompt_token_ids),
+                self.config,
+                self.cache.pool.total,
+                self.cache.block_size,
+                generated=1 if self.pooling is None else 0,
+            )
         if len({request.request_id for request in new}) != len(new):
             raise NeverFits("Two requests have the same id.")
         free_rows = self.config.max_num_seqs - len(self._running)
@@ -147,6 +157,7 @@ class Roster:
             cache_root=self.cache.root(new.cache_salt),
             prediction=new.prediction,
             grammar=grammar,
+            pool=None if self.pooling is None else self.pooling.positions(len(prompt)),
         )
         request.expected_prefill = len(prompt) - len(self.cache.match(request)) * self.cache.block_size
         self._requests[request.request_id] = request

@@ -31,7 +31,9 @@ from engine.memory import (
     scratch_bytes,
 )
 from engine.models.decoder import Decoder
+from engine.models.pooling import PoolingSpec
 from engine.models.spec import ModelSpec
+from engine.pooler import Pooler
 from engine.precision import choose_policy, free_bytes
 from engine.sampler import Sampler
 from engine.sampling.prompt import PromptScores
@@ -56,7 +58,9 @@ class ModelRunner:
         max_model_len: int,
         precision: str = "auto",
         max_num_drafts: int = 0,
+        pooler: Pooler | None = None,
     ) -> None:
+        """`pooler`: what makes vectors of texts, in place of the sampler."""
         config = attention.config
         self.spec: ModelSpec = decoder.spec
         self.max_model_len = max_model_len
@@ -68,6 +72,7 @@ class ModelRunner:
         self._config = config
         self._precision = precision
         self._max_num_drafts = max_num_drafts
+        self._pooler = pooler
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> list[RowResult]:
@@ -82,16 +87,16 @@ class ModelRunner:
         geometry = step_geometry(rows, self._config.block_size, self.max_model_len)
         token_ids = np.concatenate([np.asarray(row.token_ids, dtype=np.int64) for row in rows])
         row_faults = self._token_faults(token_ids, geometry)
-        device = self._config.device
         if plan.copies:
             self._copy_pages(plan.copies)
         self.attention.begin(geometry)
+        if self._pooler is not None:
+            wanted = self._pooler.wanted(rows, geometry.query_starts)
+            hidden = self._hidden(token_ids, geometry, wanted.indices)
+            return self._pooler.results(rows, wanted, hidden, row_faults)
         scores = PromptScores.wanted(rows, geometry.query_starts)
-        hidden = self.decoder.hidden(
-            torch.from_numpy(token_ids).to(device),
-            torch.from_numpy(geometry.positions).to(device),
-            torch.from_numpy(np.concatenate([_sampled_tokens(rows, geometry), scores.indices])).to(device),
-        )
+        sampled = _sampled_tokens(rows, geometry)
+        hidden = self._hidden(token_ids, geometry, np.concatenate([sampled, scores.indices]))
         positions = expand(rows)
         hidden, scored = hidden[: len(positions)], hidden[len(positions) :]
         first = list(accumulate((row.num_drafts + 1 for row in rows), initial=0))
@@ -106,6 +111,11 @@ class ModelRunner:
             if results[i].error is None:
                 results[i] = replace(results[i], prompt_logprobs=entries)
         return results
+
+    def _hidden(self, token_ids: LongArray, step: StepGeometry, wanted: LongArray) -> torch.Tensor:
+        """States `[rows, hidden]` of the tokens `wanted`, indices into the step's."""
+        arrays = (token_ids, step.positions, wanted)
+        return self.decoder.hidden(*(torch.from_numpy(array).to(self._config.device) for array in arrays))
 
     def _copy_pages(self, copies: Sequence[tuple[int, int]]) -> None:
         """All sources are read before any page is written."""
@@ -252,6 +262,7 @@ def load_runner(
     max_num_seqs: int = 64,
     max_num_drafts: int = 0,
     draft: ModelSpec | None = None,
+    pooling: PoolingSpec | None = None,
 ) -> ModelRunner:
     """Load a model, open already or the path of one, for serving.
 
@@ -260,6 +271,7 @@ def load_runner(
     for few rows, bfloat16 for many). `max_model_len` None: the model's own. `kv_cache_bytes` None: by the memory free.
     `device` None: "cuda" where there is one, else "cpu". `threads`: what `engine.threads.configure` returned.
     `max_num_drafts`: in one step. `draft`: the model that makes them; it will be loaded next, with as many pages.
+    `pooling`: make vectors of texts, or scores, in place of answers.
 
     Raises ModelFileError (the file), EngineMemoryError (it does not fit), ValueError (a parameter out of range).
     """
@@ -281,7 +293,7 @@ def load_runner(
     block_size = block_size or DEFAULT_BLOCK_SIZE
     demand = Demand(
         spec,
-        list(source.matrices()),
+        list(source.matrices(output=pooling is None)),
         max_model_len=max_model_len,
         block_size=block_size,
         max_num_seqs=max_num_seqs + max_num_drafts,  # each draft has logits of its own
@@ -320,15 +332,16 @@ def load_runner(
     attention = build_attention(config)
     ops = build_ops(target)
     with reported(source, model.path.name) as counted:
-        decoder = Decoder(counted, policy, attention, ops, max_position=max_model_len)
-    sampler = Sampler(end_ids(model.info.tokenizer))
+        decoder = Decoder(counted, policy, attention, ops, max_position=max_model_len, output=pooling is None)
+    head = source.score(pooling.labels) if pooling is not None and pooling.labels else None
     runner = ModelRunner(
         decoder,
         attention,
-        sampler,
+        Sampler(end_ids(model.info.tokenizer)),
         max_model_len=max_model_len,
         precision=precision,
         max_num_drafts=max_num_drafts,
+        pooler=None if pooling is None else Pooler(head, target),
     )
     runner.warm_up()
     jit_monitor.mark_warm()

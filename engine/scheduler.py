@@ -125,13 +125,14 @@ class Scheduler(Roster):
                 token_ids=tokens[start : start + count] + proposed,
                 start=start,
                 block_table=request.block_table,
-                sample=start + count == len(tokens),
+                sample=start + count == len(tokens) and request.pool is None,
                 params=request.params,
                 all_token_ids=tokens,
                 num_prompt_tokens=request.num_prompt_tokens,
                 num_drafts=len(proposed),
                 grammar=request.grammar,
                 score_from=request.score_from,
+                pool=request.pool,
             )
             (single if len(row.token_ids) == 1 else longer).append(row)
             request.in_flight = True
@@ -166,6 +167,9 @@ class Scheduler(Roster):
             request.num_scored += len(result.prompt_logprobs)
             if request.num_computed_tokens >= request.num_prompt_tokens:
                 self._siblings.computed(request)
+            if request.pool is not None:
+                outputs += self._pool(request, result)
+                continue
             if request.beams is not None:
                 self.cache.publish(request)
                 outputs += self._branch(request.beams, request, result) if row.sample else []
@@ -242,6 +246,19 @@ class Scheduler(Roster):
             output.stop_token_id = tokens[-1] if reason is FinishReason.STOP and not completed else None
             self._finish(request, reason)
         return output
+
+    def _pool(self, request: Request, result: RowResult) -> list[Output]:
+        """Take over what a row adds to its text's vector; with the last of it, the request is done."""
+        self.cache.publish(request)
+        request.take_pooled(result.pooled)
+        if request.num_computed_tokens < request.num_tokens:
+            return []
+        if request.pooled is None:
+            return [self._finish(request, FinishReason.ERROR, "The runner returned no state of the text.")]
+        output = self._finish(request, FinishReason.STOP)
+        output.vector = (request.pooled / request.num_pooled).astype("<f4").tobytes()
+        output.cached_tokens = request.num_cached_tokens
+        return [output]
 
     def _branch(self, beams: Beams, request: Request, result: RowResult) -> list[Output]:
         """Take over a beam's candidates; when those of all are here, go on with the best of them or end the search."""

@@ -1,7 +1,7 @@
 """What passes between the engine's parts: sampling parameters, one step's plan, one step's results.
 
 The scheduler makes a `StepPlan`, the runner turns it into one `RowResult` per row, the loop hands those to the
-scheduler and to the clients. No tensor and no text crosses these types: tokens are ints, pages are ints.
+scheduler and to the clients. No text crosses these types: tokens are ints, pages are ints, a pooled text is a vector.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 
 # Packed bits `[rows, words]`: what `TokenMasks` writes.
 Bitmask = np.ndarray[tuple[int, int], np.dtype[np.int32]]
+Vector = np.ndarray[tuple[int], np.dtype[np.float32]]
 
 
 class FinishReason(StrEnum):
@@ -119,6 +120,7 @@ class StepRow:
     # From this position on, the row yields the log-probability of each next token that is the prompt's; None: of none.
     score_from: int | None = None
     grammar: Masks | None = None  # what the next tokens may be; None: anything
+    pool: range | None = None  # positions, of this row and of others, whose states are summed; None: of a text to go on
 
 
 @dataclass(slots=True)
@@ -158,6 +160,8 @@ class RowResult:
     logprobs: tuple[TokenLogprob, ...] = ()
     error: str | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # of the positions that `StepRow.score_from` asked for
+    # Sum of the normed states at this row's positions in `StepRow.pool`, float32 `[hidden]`; None: it has none of them.
+    pooled: Vector | None = field(default=None, compare=False)
 
     @property
     def token_id(self) -> int | None:

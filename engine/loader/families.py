@@ -245,11 +245,14 @@ class GgufTensors:
     def final_norm(self) -> FloatArray:
         return self._vector("output_norm.weight", self.spec.hidden_size)
 
+    def score(self, labels: int) -> FloatArray:
+        raise ModelFileError(self._file.path, f"a head of {labels} scores is not read from GGUF", "Use the folder")
+
     def layers(self) -> Iterator[LayerTensors]:
         for index in range(self.spec.num_layers):
             yield self._layer(index)
 
-    def matrices(self) -> Iterator[list[TensorInfo]]:
+    def matrices(self, *, output: bool = True) -> Iterator[list[TensorInfo]]:
         """The headers of the matrices that products are made of, `output` last; those of a list share one product."""
         qkv, gate_up = self._names()
         for index, layer in enumerate(self.spec.layers):
@@ -262,7 +265,8 @@ class GgufTensors:
             else:
                 yield [self._matrix(prefix + name) for name in gate_up]
                 yield [self._matrix(prefix + "ffn_down.weight")]
-        yield [self._matrix("token_embd.weight" if self.spec.tied_embeddings else "output.weight")]
+        if output:
+            yield [self._matrix("token_embd.weight" if self.spec.tied_embeddings else "output.weight")]
 
     def _expert_headers(self, prefix: str, names: list[str]) -> list[TensorInfo]:
         """Of one expert; those of all lie in one tensor."""

@@ -11,6 +11,7 @@ from engine.loader.digest import content_digest
 from engine.loader.errors import ModelFileError
 from engine.loader.folder import Folder
 from engine.loader.hf_config import read_family, read_hf_spec
+from engine.loader.hf_pooling import read_pooling
 from engine.loader.hf_quantization import read_quantization
 from engine.loader.hf_tensors import HfTensors
 from engine.loader.hf_tokenizer import TOKENIZER, read_generation, read_templates, read_tokenizer
@@ -50,6 +51,7 @@ class FolderModel(OpenModel):
             tool_template=tool_template,
             generation=read_generation(self._folder),
             licence=self._licence(),
+            pooling=read_pooling(self._folder, self._config),
         )
 
     def tensors(self) -> HfTensors:

@@ -12,9 +12,11 @@ from engine.loader.families import GgufTensors, read_spec
 from engine.loader.gguf import GgufFile
 from engine.loader.info import GenerationDefaults, ModelInfo, TokenizerData
 from engine.loader.source import OpenModel
+from engine.models.pooling import PoolingKind, PoolingSpec
 
 _TEMPLATE = "tokenizer.chat_template"
 _SAMPLING = "general.sampling."
+_POOLING = {1: PoolingKind.MEAN, 2: PoolingKind.CLS, 3: PoolingKind.LAST}
 # Pre-tokenizers of Llama 3's vocabulary; older files of it do not say that a text begins with BOS.
 _LLAMA3 = ("llama-bpe", "llama3", "llama-v3")
 
@@ -45,6 +47,7 @@ class GgufModel(OpenModel):
             tool_template=_text(file, f"{_TEMPLATE}.tool_use"),
             generation=_generation(file),
             licence=_text(file, "general.license"),
+            pooling=_pooling(file),
         )
 
     def tensors(self) -> GgufTensors:
@@ -58,6 +61,17 @@ class GgufModel(OpenModel):
         extents = [(self.path, tensor.offset, tensor.num_bytes) for tensor in tensors]
         with self.path.open("rb") as file:
             return content_digest([self.file.num_bytes.to_bytes(8, "little"), file.read(data)], extents)
+
+
+def _pooling(file: GgufFile) -> PoolingSpec | None:
+    number = file.integer(f"{file.text('general.architecture')}.pooling_type", 0)
+    if number == 0:
+        return None
+    if number not in _POOLING:
+        raise ModelFileError(
+            file.path, f"pooling_type {number} is not supported", "Use a rerank model's Hugging Face folder instead"
+        )
+    return PoolingSpec(_POOLING[number])
 
 
 def _text(file: GgufFile, key: str) -> str | None:

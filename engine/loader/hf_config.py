@@ -5,12 +5,14 @@ Both forms of the rotary embedding's keys are read: `rope_theta` with `rope_scal
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from engine.loader.errors import ModelFileError
 from engine.loader.hf_families import HF_FAMILIES, HfFamily
+from engine.loader.hf_pooling import BARE, CLASSIFIER
 from engine.loader.hf_rope import read_rope
 from engine.loader.hf_values import HfValues
 from engine.loader.layers import checked_depth, context_length, plan_layers, repeating
@@ -21,15 +23,19 @@ _ACTIVATIONS = {
     "swish": Activation.SILU,
     "gelu_pytorch_tanh": Activation.GELU_TANH,
 }
+_RENAMED = {"Gemma3Text": "Gemma3"}  # classes without an output matrix that are named otherwise
 
 
 def read_family(path: Path, config: Mapping[str, Any]) -> HfFamily:
     """The family of the parsed config.json at `path`. Raises ModelFileError for one that is not known."""
-    named = config.get("architectures")
-    name = named[0] if isinstance(named, list) and named else None
+    listed = config.get("architectures")
+    named = name = listed[0] if isinstance(listed, list) and listed else None
+    if isinstance(named, str) and named.endswith((CLASSIFIER, BARE)):  # the same blocks with a score head, or with none
+        stem = re.sub(f"({CLASSIFIER}|{BARE})$", "", named)
+        name = f"{_RENAMED.get(stem, stem)}ForCausalLM"
     if name not in HF_FAMILIES:
         known = ", ".join(sorted(HF_FAMILIES))
-        raise ModelFileError(path, f"architecture {name!r} is not supported", f"Use one of: {known}")
+        raise ModelFileError(path, f"architecture {named!r} is not supported", f"Use one of: {known}")
     return HF_FAMILIES[name]
 
 

@@ -27,7 +27,8 @@ class HfTensors:
         self.spec = spec
         self._family = family
         self._weights = weights
-        found = (prefix for prefix in family.prefixes if f"{prefix}embed_tokens.weight" in weights)
+        prefixes = (*family.prefixes, "")  # nothing before the names where the blocks were saved alone
+        found = (prefix for prefix in prefixes if f"{prefix}embed_tokens.weight" in weights)
         self._prefix = next(found, family.prefixes[0])
 
     def embedding(self) -> WeightMatrix:
@@ -41,11 +42,14 @@ class HfTensors:
     def final_norm(self) -> FloatArray:
         return self._norm(self._prefix + "norm.weight", self.spec.hidden_size)
 
+    def score(self, labels: int) -> FloatArray:
+        return self._weights.tensor("score.weight", (labels, self.spec.hidden_size)).dequantize()
+
     def layers(self) -> Iterator[LayerTensors]:
         for index in range(self.spec.num_layers):
             yield self._layer(index)
 
-    def matrices(self) -> Iterator[list[MatrixInfo]]:
+    def matrices(self, *, output: bool = True) -> Iterator[list[MatrixInfo]]:
         """The headers of the matrices that products are made of, `output` last; those of a list share one product."""
         info = self._weights.info
         for index, layer in enumerate(self.spec.layers):
@@ -57,7 +61,8 @@ class HfTensors:
             else:
                 yield [info(f"{prefix}mlp.{name}.weight") for name in self._gate_up_names()]
                 yield [info(prefix + "mlp.down_proj.weight")]
-        yield [info(self._prefix + "embed_tokens.weight" if self.spec.tied_embeddings else "lm_head.weight")]
+        if output:
+            yield [info(self._prefix + "embed_tokens.weight" if self.spec.tied_embeddings else "lm_head.weight")]
 
     def _expert_matrices(self, prefix: str, names: ExpertNames, moe: MoeSpec) -> Iterator[list[MatrixInfo]]:
         info, hidden, inner = self._weights.info, self.spec.hidden_size, moe.intermediate_size

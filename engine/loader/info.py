@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine.models.pooling import PoolingSpec
 from engine.models.spec import ModelSpec
 
 # What `TokenizerData.types` says of a token, in GGUF's numbers.
@@ -54,7 +55,8 @@ class ModelInfo:
 
     `path`: a GGUF file, or a folder as Hugging Face lays it out. `quantization`: the encoding of most weights, "Q4_1"
     say. `file_bytes`: of all its files of weights. `licence`: as the model says it, None where it does not.
-    `tool_template`: the chat template for conversations with tools, where it is another one.
+    `tool_template`: the chat template for conversations with tools, where it is another one. `pooling`: how it makes
+    vectors or scores of texts; None where it is made to generate.
     """
 
     path: Path
@@ -67,6 +69,7 @@ class ModelInfo:
     tool_template: str | None = None
     generation: GenerationDefaults = GenerationDefaults()
     licence: str | None = None
+    pooling: PoolingSpec | None = None
 
     @property
     def format(self) -> str:

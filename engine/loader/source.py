@@ -13,14 +13,18 @@ from typing import Protocol
 from engine.loader.info import ModelInfo
 from engine.memory import MatrixHeader
 from engine.models.spec import ModelSpec
-from engine.models.tensors import TensorSource
+from engine.models.tensors import FloatArray, TensorSource
 
 
 class ModelTensors(TensorSource, Protocol):
     """The weights by their role, and what their headers say before they are read."""
 
-    def matrices(self) -> Iterator[Sequence[MatrixHeader]]:
-        """The matrices that products are made of, `output` last; those of a list share one product."""
+    def matrices(self, *, output: bool = True) -> Iterator[Sequence[MatrixHeader]]:
+        """The matrices that products are made of; those of a list share one product. Last, if wanted, `output`."""
+        ...
+
+    def score(self, labels: int) -> FloatArray:
+        """The head `[labels, hidden]` of a model that scores. Raises ModelFileError where there is none."""
         ...
 
 

@@ -53,8 +53,12 @@ class Decoder:
         ops: BlockOps,
         *,
         max_position: int,
+        output: bool = True,
     ) -> None:
-        """Takes the weights from `source` layer by layer. Rotary tables cover positions below `max_position`."""
+        """Takes the weights from `source` layer by layer. Rotary tables cover positions below `max_position`.
+
+        `output` False: there will be no logits, and the output matrix is left out.
+        """
         self.spec = spec = source.spec
         self.attention = attention
         self.ops = ops
@@ -68,7 +72,7 @@ class Decoder:
             for layer, tensors in zip(spec.layers, source.layers(), strict=True)
         ]
         self._final_norm = self._vector(source.final_norm())
-        self.output = build_linear([source.output()], policy, out_dtype=torch.float32)
+        self.output = build_linear([source.output()], policy, out_dtype=torch.float32) if output else None
         # All blocks in one call, where the machine and the weights allow it; None: one operation after the other.
         self.blocks = build_blocks(spec, self.layers, attention, policy.dtype)
 
@@ -105,7 +109,7 @@ class Decoder:
     def num_bytes(self) -> int:
         """Bytes of all weights and tables as held here, every packed and dense copy counted."""
         tables = [self._embedding, self._final_norm, *self._tables.values()]
-        weights: list[Linear | GatedMlp | MixtureOfExperts] = [self.output]
+        weights: list[Linear | GatedMlp | MixtureOfExperts] = [] if self.output is None else [self.output]
         for layer in self.layers:
             weights += [layer.qkv, layer.attention_output, layer.mlp]
             norms = (layer.attention_norm, layer.mlp_norm, layer.post_attention_norm, layer.post_mlp_norm)
@@ -161,6 +165,8 @@ class Decoder:
         return layer.attention_output(attended.view(tokens, spec.q_size))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """float32 `[rows, vocab]` of states `[rows, hidden]`."""
+        """float32 `[rows, vocab]` of states `[rows, hidden]`. Raises ValueError without an output matrix."""
+        if self.output is None:
+            raise ValueError("this decoder was built without an output matrix")
         logits, softcap = self.output(hidden).float(), self.spec.logit_softcap
         return torch.tanh(logits / softcap) * softcap if softcap else logits
