@@ -115,14 +115,13 @@ class PrefixCache:
         """The cached pages that begin this request, not yet acquired.
 
         At most `num_tokens - 1` tokens: the last token must run through the model, or there is nothing to sample from.
-        None for a request that must be reproducible, and none of a prompt from where it is still to be scored.
+        None for a request that must be reproducible, none of a prompt from where it is still to be scored or pooled.
         """
         if not self.enabled or request.is_reproducible:
             return []
         pages: list[int] = []
         parent = request.cache_root
-        most = request.num_tokens - 1 if request.score_from is None else request.score_from
-        for index in range(most // self.block_size):
+        for index in range(request.most_reusable // self.block_size):
             digest = self._page_digest(request, index)
             entry = self._by_digest.get(digest)
             if entry is None or entry.parent != parent or entry.tokens != self._page_tokens(request, index):
@@ -149,7 +148,7 @@ class PrefixCache:
         request.block_table.extend(matched)
         request.num_computed_tokens = len(matched) * self.block_size
         request.num_published_pages = len(matched)
-        if count and self.enabled and not request.is_reproducible and request.score_from is None:
+        if count and self.enabled and not request.is_reproducible and request.looks_up:
             self.stats.queried_tokens += request.num_tokens
             self.stats.hit_tokens += request.num_computed_tokens
 

@@ -55,6 +55,9 @@ class Request:
     prediction: tuple[int, ...] = ()  # what the client expects the answer to be, or to hold
     draft_rate: float = PRIOR_RATE  # the chance that a draft holds if all before it do
     grammar: TokenMasks | None = None  # what the answer must be, and how far it has come
+    pool: range | None = None  # positions whose states are still to be added to the vector; None: it generates
+    pooled: Vector | None = None  # the sum of those that were
+    num_pooled: int = 0  # how many that were
 
     def copy(self, request_id: int) -> Request:
         """The same tokens under another id, without pages."""
@@ -81,11 +84,6 @@ class Request:
         return self.num_scored if asked else None
 
     @property
-    def is_reproducible(self) -> bool:
-        """Sampled with a seed: the same request must give the same answer, whatever happens to be cached.
-
-        Keys and values of the same tokens differ in their last bits when they were computed in a batch of another
-    @property
     def most_reusable(self) -> int:
         """So many of its first tokens may come from the cache: the others must run through the model.
 
@@ -100,14 +98,14 @@ class Request:
         """Whether it makes use of cached pages as a rule."""
         return self.score_from is None and (self.pool is None or self.pool.start > 0)
 
+    @property
+    def is_reproducible(self) -> bool:
+        """Sampled with a seed: the same request must give the same answer, whatever happens to be cached.
+
+        Keys and values of the same tokens differ in their last bits when they were computed in a batch of another
         shape, and that is enough to sample another token; so such a request computes its whole prompt itself.
         """
         return self.params.seed is not None and self.params.temperature > 0
-
-    @property
-    def is_finished(self) -> bool:
-        return self.status is RequestStatus.FINISHED
-
 
     def take_pooled(self, part: Vector | None) -> None:
         """Add the states of this step's positions to the vector; `num_computed_tokens` is behind them already."""
@@ -117,6 +115,11 @@ class Request:
         start = max(self.pool.start, min(self.num_computed_tokens, self.pool.stop))
         self.num_pooled += start - self.pool.start
         self.pool = range(start, self.pool.stop)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is RequestStatus.FINISHED
+
 
 def check_request(request: Request, block_size: int) -> None:
     """Verify what always holds of a living request, for pages of `block_size` tokens.
