@@ -31,9 +31,10 @@ from backends.placement.index import PrefixIndex
 from backends.placement.placer import Placer
 from backends.replica import Replica
 from engine.block_pool import BlockPool
+from engine.cached_pages import Told
 from engine.limits import SchedulerConfig
 from engine.messages import NewRequest
-from engine.prefix_cache import PrefixCache, Told
+from engine.prefix_cache import PrefixCache
 from engine.scheduler import Scheduler
 from engine.types import RowResult, SamplingParams
 

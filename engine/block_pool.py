@@ -3,12 +3,19 @@
 A page is in exactly one of three states: free (content worthless), used (one or more holders), cached (no holder, but
 its content is kept for a later request until the room is needed). The law `free + cached + used == total` is
 checked by `check`. Page 0 is the null page: zeroed, not counted, never handed out.
+
+Cached pages wait in two queues (segmented LRU: Karedla, Love, Wherry, "Caching strategies to improve disk system
+performance", 1994): on probation as long as nobody has come back for them, protected afterwards. Probation gives its
+pages first, so what is used once pushes out what is used once. The protected queue has a bound; what it pushes out,
+oldest first, goes back on probation as the youngest there.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+
+_PROTECTED_SHARE = 0.8  # of all pages: the rest is left to those that have yet to prove themselves
 
 
 class PoolCorrupt(RuntimeError):
@@ -30,10 +37,13 @@ class BlockPool:
         # A stack, so that the page freed last (still warm in the processor's cache) is used first.
         self._free = list(range(num_blocks - 1, 0, -1))
         # Oldest first. An OrderedDict is a hash table with a linked list: O(1) removal from the middle.
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._probation: OrderedDict[int, None] = OrderedDict()
+        self._protected: OrderedDict[int, None] = OrderedDict()
+        self._most_protected = int(_PROTECTED_SHARE * self.total)
         self._ref_counts = [0] * num_blocks
-        # Pages whose content is findable: they go to `_cached`, not to `_free`, when their last holder lets go.
+        # Pages whose content is findable: they become cached, not free, when their last holder lets go.
         self._keep = bytearray(num_blocks)
+        self._favoured = bytearray(num_blocks)  # and then they are protected
         self._num_used = 0
 
     @property
@@ -42,7 +52,7 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        return len(self._cached)
+        return len(self._probation) + len(self._protected)
 
     @property
     def num_used(self) -> int:
@@ -73,9 +83,10 @@ class BlockPool:
             PoolCorrupt: the page is free, so its content is not what the caller believes.
         """
         if self._ref_counts[page] == 0:
-            if page not in self._cached:
+            queue = self._protected if page in self._protected else self._probation
+            if page not in queue:
                 raise PoolCorrupt(f"page {page} was acquired although it is free")
-            del self._cached[page]
+            del queue[page]
             self._num_used += 1
         self._ref_counts[page] += 1
 
@@ -91,10 +102,16 @@ class BlockPool:
         self._ref_counts[page] = count - 1
         if count == 1:
             self._num_used -= 1
-            if self._keep[page]:
-                self._cached[page] = None
-            else:
+            if not self._keep[page]:
                 self._free.append(page)
+            elif self._favoured[page]:
+                self._protected[page] = None
+                if len(self._protected) > self._most_protected:
+                    demoted, _ = self._protected.popitem(last=False)
+                    self._favoured[demoted] = 0
+                    self._probation[demoted] = None
+            else:
+                self._probation[page] = None
 
     def keep(self, page: int) -> None:
         """Mark a held page as findable.
@@ -106,14 +123,24 @@ class BlockPool:
             raise PoolCorrupt(f"page {page} was published although nobody holds it")
         self._keep[page] = 1
 
+    def favour(self, page: int) -> None:
+        """Mark a held and findable page as one that somebody has come back for: it will be kept longer.
+
+        Raises:
+            PoolCorrupt: nobody holds the page, or it is not findable.
+        """
+        if self._ref_counts[page] <= 0 or not self._keep[page]:
+            raise PoolCorrupt(f"page {page} was taken over although nobody holds it or nobody can find it")
+        self._favoured[page] = 1
+
     def drop_oldest_cached(self) -> int:
-        """Free the cached page that was released longest ago and return its number.
+        """Free the cached page that was released longest ago, one on probation if there is any; return its number.
 
         Raises:
             KeyError: no page is cached.
         """
-        page, _ = self._cached.popitem(last=False)
-        self._keep[page] = 0
+        page, _ = (self._probation or self._protected).popitem(last=False)
+        self._keep[page] = self._favoured[page] = 0
         self._free.append(page)
         return page
 
@@ -128,10 +155,13 @@ class BlockPool:
         if used != self._num_used or self.num_free + self.num_cached + used != self.total:
             raise PoolCorrupt(f"{counts} != total {self.total}")
         held = {page for page, count in enumerate(self._ref_counts) if count > 0}
-        if len(held | set(self._free) | set(self._cached)) != self.total or 0 in held or 0 in self._free:
+        cached = {*self._probation, *self._protected}
+        if len(held | set(self._free) | cached) != self.total or 0 in held or 0 in self._free:
             raise PoolCorrupt(f"a page is in two states or the null page was handed out: {counts}")
-        if any(not self._keep[page] for page in self._cached) or any(self._keep[page] for page in self._free):
+        if any(not self._keep[page] for page in cached) or any(self._keep[page] for page in self._free):
             raise PoolCorrupt("a cached page is not findable, or a free page is")
+        if len(self._protected) > self._most_protected or any(not self._favoured[page] for page in self._protected):
+            raise PoolCorrupt(f"{len(self._protected)} pages are protected, of at most {self._most_protected}")
         if block_tables is not None:
             holders = [0] * len(self._ref_counts)
             for table in block_tables:

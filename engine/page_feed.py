@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from engine.cached_pages import News
 from engine.messages import Pages
 
 MAX_READERS = 64
@@ -32,7 +33,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What has changed from `after` to `sequence`; pages that went and came back are among `stored` only."""
+    """What has changed from `after` to `sequence`; pages that only passed by are in neither list."""
 
     after: int
     sequence: int
@@ -48,7 +49,7 @@ class Reader:
         self._left: _Pages | None = None  # of the snapshot that is being read
         self._behind = True  # it needs a snapshot
         self._sequence = 0
-        self._changed: dict[bytes, bytes | None] = {}  # page to the one before it; None: it went
+        self._changed = News()
         self._news = asyncio.Event()
 
     async def next(self) -> Snapshot | Change | None:
@@ -57,32 +58,27 @@ class Reader:
         while not feed.closed:
             if feed.space and self._behind:
                 self._behind, self._sequence = False, feed.sequence
-                self._changed.clear()
+                self._changed.take()
                 self._left = list(feed.pages.items())
             if self._left is not None:
                 part, self._left = self._left[:_PAGES_PER_EVENT], self._left[_PAGES_PER_EVENT:]
                 more = bool(self._left)
                 self._left = self._left or None
                 return Snapshot(feed.space, feed.page_tokens, self._sequence, _hex(part), more)
-            if self._changed and not self._behind:
-                return self._change()
+            if not self._behind and (told := self._changed.take()) is not None:
+                after, self._sequence = self._sequence, feed.sequence
+                return Change(after, feed.sequence, [page.hex() for page in told.removed], _hex(told.stored))
             self._news.clear()
             await self._news.wait()
         return None
 
-    def _change(self) -> Change:
-        changed, self._changed = self._changed, {}
-        after, self._sequence = self._sequence, self._feed.sequence
-        stored = [(page, parent) for page, parent in changed.items() if parent is not None]
-        return Change(
-            after, self._sequence, [page.hex() for page, parent in changed.items() if parent is None], _hex(stored)
-        )
-
     def take(self, pages: Pages) -> None:
         """Called by the feed with a change."""
         if not self._behind:
-            self._changed.update(dict.fromkeys(pages.removed))
-            self._changed.update(pages.stored)
+            for page in pages.removed:
+                self._changed.removed(page)
+            for page, parent in pages.stored:
+                self._changed.stored(page, parent)
             if len(self._changed) > MOST_BEHIND:
                 self.restart()
         self._news.set()
@@ -90,7 +86,7 @@ class Reader:
     def restart(self) -> None:
         """Called by the feed when what was told is no longer worth anything."""
         self._behind, self._left = True, None
-        self._changed.clear()
+        self._changed.take()
         self._news.set()
 
     def wake(self) -> None:

@@ -14,23 +14,17 @@ from __future__ import annotations
 import hashlib
 import secrets
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from engine.block_pool import BlockPool, PoolCorrupt
+from engine.cached_pages import KEPT_HITS, TOLD_BYTES, CachedPage, News, Text, Told, Traffic
+from engine.prefix_history import Absence, PrefixHistory
 from engine.request import Request
 
 DIGEST_BYTES = 32
-TOLD_BYTES = 16  # of a digest, where others are told of it
-
-
-class Told(NamedTuple):
-    """What has changed since the last time, by the beginnings of digests, in the order in which it counts: pages that
-    went, then pages that came, each with the page before it (empty: it is the first of a chain)."""
-
-    removed: list[bytes]
-    stored: list[tuple[bytes, bytes]]
 
 
 class Holder(Protocol):
@@ -40,16 +34,6 @@ class Holder(Protocol):
     def block_table(self) -> list[int]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class CachedPage:
-    """An entry of the index: page `page` holds `tokens` (packed) after the chain that ends in `parent`."""
-
-    page: int
-    digest: bytes
-    parent: bytes
-    tokens: bytes
-
-
 @dataclass(slots=True)
 class PrefixCacheStats:
     """Cumulative. Requests that resume after a preemption are not counted as queries."""
@@ -57,15 +41,17 @@ class PrefixCacheStats:
     queried_tokens: int = 0
     hit_tokens: int = 0
     evicted_pages: int = 0
+    missed_tokens: Counter[Absence] = field(default_factory=Counter)  # prompt tokens that were computed
 
 
 class PrefixCache:
     """Look-up, allocation, publication and release of pages.
 
-    Eviction is least recently used and leaf first: a request lets go of its pages last page first, and a hit always
-    takes a chain from its beginning, so a parent is never older than its child. (The one exception is harmless: of two
-    requests that computed the same page at the same time only one copy is findable; if that goes first, a child
-    of the other copy cannot be reached until the parent is published again, and ages out.)
+    Eviction is by recency and frequency, see `BlockPool`, and leaf first: a request lets go of its pages last page
+    first, and a hit always takes a chain from its beginning, so a parent is never older than its child nor less often
+    hit. (The one exception is harmless: of two requests that computed the same page at the same time only one copy is
+    findable; if that goes first, a child of the other copy cannot be reached until the parent is published again, and
+    ages out.)
     """
 
     def __init__(
@@ -86,7 +72,9 @@ class PrefixCache:
         self._model_digest = model_digest
         self._kv_dtype = kv_dtype
         self._seed = secrets.token_bytes(32) if seed is None else seed
-        self._told = Told([], [])
+        self.traffic: Traffic | None = None  # set by who keeps copies; it takes away what is listed
+        self._history = PrefixHistory()
+        self._news = News()
         self._copies: dict[int, int] = {}  # page to the one whose content it gets
         self._by_digest: dict[bytes, CachedPage] = {}
         self._by_page: dict[int, CachedPage] = {}
@@ -101,14 +89,22 @@ class PrefixCache:
         """A name of what pages must have in common to be compared by their digests: seed, model, data type, size."""
         return self._digest(b"space", self.root(None), self.block_size.to_bytes(8, "little"))[:TOLD_BYTES]
 
+    def secret(self, purpose: bytes) -> bytes:
+        """A key for this purpose, the same wherever the seed is."""
+        return self._digest(b"secret", purpose)
+
     def pages_for(self, num_tokens: int) -> int:
         """How many pages hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
-    def root(self, salt: str | None) -> bytes:
-        """Where the chain of a request with this salt starts. No salt and the empty salt are different."""
+    def root(self, salt: str | None, adapter: bytes = b"") -> bytes:
+        """Where the chain of a request with this salt starts. No salt and the empty salt are different.
+
+        `adapter`: the digest of the one that it runs with. Its name is none of this: another may have it tomorrow.
+        """
         salt_field = b"" if salt is None else b"salt:" + salt.encode()
-        fields = (b"model", self._model_digest, b"kv_dtype", self._kv_dtype.encode(), b"tenant", salt_field)
+        model = (b"model", self._model_digest, b"kv_dtype", self._kv_dtype.encode(), b"adapter", adapter)
+        fields = (*model, b"tenant", salt_field)
         return self._digest(*(len(part).to_bytes(8, "little") + part for part in fields))
 
     def match(self, request: Request) -> list[int]:
@@ -117,18 +113,42 @@ class PrefixCache:
         At most `num_tokens - 1` tokens: the last token must run through the model, or there is nothing to sample from.
         None for a request that must be reproducible, none of a prompt from where it is still to be scored or pooled.
         """
-        if not self.enabled or request.is_reproducible:
-            return []
+        return self.find(request, self._reusable_pages(request))
+
+    def _reusable_pages(self, request: Request) -> int:
+        """Leading pages of a request that may come from the cache."""
+        return 0 if not self.enabled or request.is_reproducible else request.most_reusable // self.block_size
+
+    def find(self, text: Text, most: int) -> list[int]:
+        """The cached pages that begin a text, at most so many, not acquired."""
         pages: list[int] = []
-        parent = request.cache_root
-        for index in range(request.most_reusable // self.block_size):
-            digest = self._page_digest(request, index)
+        parent = text.cache_root
+        for index in range(most):
+            digest = self.page_digest(text, index)
             entry = self._by_digest.get(digest)
-            if entry is None or entry.parent != parent or entry.tokens != self._page_tokens(request, index):
+            if entry is None or entry.parent != parent or entry.tokens != self.page_tokens(text, index):
                 break
             pages.append(entry.page)
             parent = digest
         return pages
+
+    def insert(self, text: Text, stop: int) -> list[int]:
+        """Make the pages of a text up to full page `stop` findable, as far as there is room for them.
+
+        Returns those that were not, in order; the caller writes their content before anything else happens. They are
+        cached, like pages that a request has let go, and count as pages that somebody has come back for.
+        """
+        held = self.find(text, stop)
+        found = len(held)
+        for page in held:
+            self.pool.acquire(page)
+        while len(held) < stop and self.num_available:
+            page = self._take()
+            self._index(text, len(held), page).hits = KEPT_HITS
+            self.pool.favour(page)
+            held.append(page)
+        self.let_go(held)
+        return held[found:]
 
     def fits(self, num_tokens: int, matched: list[int], promised: int = 0) -> bool:
         """Whether `num_tokens` tokens, of which `matched` pages are here already, find room now.
@@ -148,9 +168,28 @@ class PrefixCache:
         request.block_table.extend(matched)
         request.num_computed_tokens = len(matched) * self.block_size
         request.num_published_pages = len(matched)
-        if count and self.enabled and not request.is_reproducible and request.looks_up:
-            self.stats.queried_tokens += request.num_tokens
-            self.stats.hit_tokens += request.num_computed_tokens
+        if count and self.enabled:
+            self._account(request, matched)
+
+    def _account(self, request: Request, matched: Sequence[int]) -> None:
+        """Count what a request found, and why it did not find the rest."""
+        for page in matched:
+            self._by_page[page].hits += 1
+            self.pool.favour(page)
+        missed = self.stats.missed_tokens
+        if request.is_reproducible or not request.looks_up:
+            reason = Absence.SEED if request.is_reproducible else Absence.SCORED
+            missed[reason] += request.num_tokens - request.num_computed_tokens
+            return
+        self.stats.queried_tokens += request.num_tokens
+        self.stats.hit_tokens += request.num_computed_tokens
+        index, pages = len(matched), self._reusable_pages(request)
+        missed[Absence.LAST_PAGE] += request.num_tokens - pages * self.block_size
+        if index < pages:
+            first = None if index else (self.page_tokens(request, 0), request.adapter)
+            digest = self.page_digest(request, index)
+            request.missed = self._history.why(digest, first, (pages - index) * self.block_size)
+            missed[request.missed.reason] += request.missed.tokens
 
     def missing(self, request: Request, num_tokens: int) -> int:
         """Pages that `extend` would take: those behind the block table, and one for a page that must be copied."""
@@ -238,18 +277,27 @@ class PrefixCache:
         if not self.enabled:
             return
         for index in range(request.num_published_pages, request.num_computed_tokens // self.block_size):
-            digest = self._page_digest(request, index)
             # NOTE: if an equal page is known already, this copy stays private: block tables only ever grow, so that
             # a page number handed to the runner keeps its meaning.
-            if digest not in self._by_digest:
-                parent = request.page_digests[index - 1] if index else request.cache_root
-                page = request.block_table[index]
-                entry = CachedPage(page, digest, parent, self._page_tokens(request, index))
-                self._by_digest[digest] = entry
-                self._by_page[page] = entry
-                self.pool.keep(page)
-                self._told.stored.append((digest[:TOLD_BYTES], parent[:TOLD_BYTES] if index else b""))
+            if self.page_digest(request, index) not in self._by_digest:
+                entry = self._index(request, index, request.block_table[index])
+                if self.traffic is not None:
+                    self.traffic.stored.append(entry)
             request.num_published_pages = index + 1
+
+    def _index(self, text: Text, index: int, page: int) -> CachedPage:
+        """Make `page`, which holds full page `index` of a text, findable."""
+        digest = self.page_digest(text, index)
+        parent = text.page_digests[index - 1] if index else text.cache_root
+        entry = CachedPage(page, digest, parent, self.page_tokens(text, index), first=index == 0)
+        self._by_digest[digest] = entry
+        self._by_page[page] = entry
+        self.pool.keep(page)
+        self._news.stored(*entry.told)
+        self._history.stored(digest)
+        if entry.first:
+            self._history.began(entry.tokens, parent, text.adapter)
+        return entry
 
     def release(self, request: Request) -> None:
         """Let go of all pages of a request. Doing it twice is the same as doing it once."""
@@ -264,13 +312,8 @@ class PrefixCache:
         return request.page_digests[pages - 1][:TOLD_BYTES] if 0 < pages <= len(request.page_digests) else None
 
     def news(self) -> Told | None:
-        """What has changed since it was asked last; None if nothing has. To be asked after every step: what goes makes
-        room at a step's beginning, what comes does so at its end."""
-        told = self._told
-        if not told.removed and not told.stored:
-            return None
-        self._told = Told([], [])
-        return told
+        """What has changed since it was asked last; None if nothing has."""
+        return self._news.take()
 
     def check(self, holders: Iterable[Holder]) -> None:
         """Verify pool, reference counts and index against all who hold pages.
@@ -288,19 +331,25 @@ class PrefixCache:
     def _evict_oldest(self) -> None:
         entry = self._by_page.pop(self.pool.drop_oldest_cached())
         del self._by_digest[entry.digest]
-        self._told.removed.append(entry.digest[:TOLD_BYTES])
+        self._news.removed(entry.told[0])
+        self._history.evicted(entry.digest)
+        if entry.first:
+            self._history.ended(entry.tokens, entry.parent)
+        if self.traffic is not None and entry.hits >= KEPT_HITS:
+            self.traffic.evicted.append(entry)
         self.stats.evicted_pages += 1
 
-    def _page_tokens(self, request: Request, index: int) -> bytes:
+    def page_tokens(self, text: Text, index: int) -> bytes:
+        """The tokens of full page `index`, packed."""
         start = index * self.block_size
-        return array("I", request.token_ids[start : start + self.block_size]).tobytes()
+        return array("I", text.token_ids[start : start + self.block_size]).tobytes()
 
-    def _page_digest(self, request: Request, index: int) -> bytes:
+    def page_digest(self, text: Text, index: int) -> bytes:
         """The digest of full page `index`; the digests of all pages before it must be there or are made first."""
-        digests = request.page_digests
+        digests = text.page_digests
         while len(digests) <= index:
-            parent = digests[-1] if digests else request.cache_root
-            digests.append(self._digest(parent, self._page_tokens(request, len(digests))))
+            parent = digests[-1] if digests else text.cache_root
+            digests.append(self._digest(parent, self.page_tokens(text, len(digests))))
         return digests[index]
 
     def _digest(self, *parts: bytes) -> bytes:

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from engine.block_pool import PoolCorrupt
+from engine.prefix_history import Missed
 from engine.spec.pace import PRIOR_RATE
 from engine.types import FinishReason, SamplingParams, TokenMasks, Vector
 
@@ -55,9 +56,11 @@ class Request:
     prediction: tuple[int, ...] = ()  # what the client expects the answer to be, or to hold
     draft_rate: float = PRIOR_RATE  # the chance that a draft holds if all before it do
     grammar: TokenMasks | None = None  # what the answer must be, and how far it has come
+    adapter: int = 0  # the id of the adapter that it runs with; 0: none
     pool: range | None = None  # positions whose states are still to be added to the vector; None: it generates
     pooled: Vector | None = None  # the sum of those that were
     num_pooled: int = 0  # how many that were
+    missed: Missed | None = None  # why full pages of the prompt were not in the prefix cache
 
     def copy(self, request_id: int) -> Request:
         """The same tokens under another id, without pages."""

@@ -79,3 +79,46 @@ def test_check_finds_a_leak_a_double_state_and_a_wrong_count():
     pool._free.append(page)
     with pytest.raises(PoolCorrupt, match="two states"):
         pool.check()
+
+
+def test_pages_that_somebody_came_back_for_outlive_those_used_once():
+    pool = BlockPool(11)
+    pages = [pool.take() for _ in range(10)]
+    for page in pages:
+        pool.keep(page)
+    pool.favour(pages[0])
+    pool.favour(pages[3])
+    for page in pages:
+        pool.release(page)
+    dropped = [pool.drop_oldest_cached() for _ in range(10)]
+    assert dropped == [*(p for p in pages if p not in (pages[0], pages[3])), pages[0], pages[3]]
+    pool.check([])
+
+
+def test_the_protected_queue_has_a_bound_and_what_it_pushes_out_is_young_on_probation():
+    pool = BlockPool(11)  # at most 8 of 10 are protected
+    pages = [pool.take() for _ in range(10)]
+    for page in pages:
+        pool.keep(page)
+    for page in pages[1:]:
+        pool.favour(page)
+    for page in pages:
+        pool.release(page)
+        pool.check()
+    assert pool.drop_oldest_cached() == pages[0]
+    assert pool.drop_oldest_cached() == pages[1], "pushed out by the ninth"
+    assert pool.drop_oldest_cached() == pages[2], "the oldest of the protected"
+    with pytest.raises(PoolCorrupt, match="was taken over although nobody holds it"):
+        pool.favour(pages[3])
+
+
+def test_a_page_that_was_pushed_out_must_prove_itself_anew():
+    pool = BlockPool(3)  # at most 1 of 2 is protected
+    a, b = pool.take(), pool.take()
+    for page in (a, b):
+        pool.keep(page)
+        pool.favour(page)
+        pool.release(page)
+    pool.acquire(a)
+    pool.release(a)
+    assert pool.drop_oldest_cached() == a

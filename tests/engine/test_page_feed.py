@@ -5,10 +5,10 @@ import random
 
 import pytest
 
+from engine.cached_pages import TOLD_BYTES
 from engine.messages import NewRequest, Pages
 from engine.page_feed import MAX_READERS, MOST_BEHIND, Change, PageFeed, Snapshot
 from engine.page_seed import VARIABLE, page_seed
-from engine.prefix_cache import TOLD_BYTES
 from engine.types import SamplingParams
 from tests.engine.fakes import FakeRunner, make_scheduler, step
 from tests.engine.serving import MODEL
