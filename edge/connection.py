@@ -20,7 +20,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from edge.cycle import LEAVING, Cycle
+from edge.cycle import LEAVING, Cycle, header_lines
 from edge.limits import (
     LINGER_S,
     MAX_FRAMING_BYTES,
@@ -52,6 +52,16 @@ class State(ServerState):
         self.limits = limits
         self.silence_s = limits.silence_s
         self.draining = False
+
+    @property
+    def default_headers(self) -> list[tuple[bytes, bytes]]:
+        """What every answer has; uvicorn sets it once a second, for the date."""
+        return self._default_headers
+
+    @default_headers.setter
+    def default_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
+        self._default_headers = headers
+        self.default_lines = header_lines(headers)
 
 
 class Connection(HttpToolsProtocol):
@@ -234,6 +244,7 @@ class Connection(HttpToolsProtocol):
             keep_alive=version != "1.0" and self.parser.should_keep_alive(),
             on_response=self.on_response_complete,
         )
+        self.cycle.default_lines = self.state.default_lines
         self.cycle.leaving = scope[LEAVING] = []
         if before is None or before.response_complete:
             self._start_asgi_task(self.cycle, self.app)

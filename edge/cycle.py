@@ -2,7 +2,8 @@
 
 The head waits for the first piece of the body and leaves with it, in one write; if none comes in the same turn of the
 event loop, it leaves alone. An answer without a length is chunked, and for a client of HTTP/1.0, which knows no chunks,
-ends with the connection. Headers are checked as a whole instead of one by one. A stream whose application says what
+ends with the connection. Headers are checked as a whole instead of one by one; an application that answers often can
+have them as lines of text all along (`header_lines`). A stream whose application says what
 keeps it alive sends that when nothing else was sent for a while. Closing is left to the connection.
 """
 
@@ -21,9 +22,28 @@ _NO_BODY = frozenset((204, 304))
 _FRAMING = frozenset((b"content-length", b"transfer-encoding", b"connection"))
 
 
+def header_lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Headers as they are sent: a line each, with its end.
+
+    Raises:
+        RuntimeError: one of them holds a line break or a null character, and would be more than a header.
+    """
+    lines = [name + b": " + value for name, value in headers]
+    lines.append(b"")
+    return checked_lines(b"\r\n".join(lines), len(lines) - 1)
+
+
+def checked_lines(text: bytes, number: int) -> bytes:
+    """The text, if it is so many whole lines. Raises as `header_lines`."""
+    if text.count(b"\r\n") != number or text.count(b"\n") != number or text.count(b"\r") != number or b"\0" in text:
+        raise RuntimeError("a header of the answer holds a line break or a null character")
+    return text
+
+
 class Cycle(RequestResponseCycle):
     """Made by `edge.connection.Connection` for every request."""
 
+    default_lines = b""  # of headers that every answer has
     _head: bytes | None = None
     _until_close = False  # the end of the connection is the end of the body
     sign_of_life = b""  # what an idle stream sends, as a piece of the body
@@ -41,6 +61,14 @@ class Cycle(RequestResponseCycle):
         self.message_event.set()
         for left in self.leaving:
             left()
+
+    def whole_body(self, most_bytes: int) -> bytes | None:
+        """The body of the request, if all of it is there and it is no larger: what `receive` would give, at once."""
+        if self.more_body or self.disconnected or self.response_complete or len(self.body) > most_bytes:
+            return None
+        body, self.body = bytes(self.body), bytearray()
+        self.flow.resume_reading()
+        return body
 
     async def send(self, message: Any) -> None:
         """ASGI's `send`. The start of a stream may say what keeps it alive while it is idle, as `tierline.keep_alive`:
@@ -91,11 +119,17 @@ class Cycle(RequestResponseCycle):
         else:
             self._send_body(data, more=True)
 
-    def answer_now(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool:
-        """Give a whole answer, if there is nothing to wait for; False where there is. Raises as `send`."""
+    def answer_now(self, status: int, lines: bytes, body: bytes) -> bool:
+        """Give a whole answer, if there is nothing to wait for; False where there is.
+
+        Args:
+            lines: from `header_lines`; none says how long the body is, or what becomes of the connection.
+        """
         if self.response_started or self.flow.write_paused or self.disconnected:
             return False
-        self._begin(status, headers)
+        self.expected_content_length = len(body)
+        self.chunked_encoding = False
+        self._compose(status, b"%bcontent-length: %d\r\n" % (lines, len(body)))
         self._send_body(body, more=False)
         return True
 
@@ -104,14 +138,8 @@ class Cycle(RequestResponseCycle):
         asyncio.get_running_loop().call_soon(self._flush)
 
     def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        self.response_started = True
-        lines = [STATUS_LINE[status][:-2]]
-        closes = False
-        if self.waiting_for_100_continue and self.more_body:
-            self.keep_alive = False  # its body may come or not: nothing behind it could be told from it
-        self.waiting_for_100_continue = False
-        for name, value in (*self.default_headers, *headers):
-            lines.append(name + b": " + value)
+        headers = list(headers)
+        for name, value in headers:
             if name not in _FRAMING:
                 continue
             if name == b"content-length":
@@ -120,18 +148,24 @@ class Cycle(RequestResponseCycle):
             elif name == b"transfer-encoding":
                 raise RuntimeError("the server chooses the transfer encoding itself")
             elif b"close" in value.lower():
-                self.keep_alive, closes = False, True
-        if not self.keep_alive and not closes:
-            lines.append(b"connection: close")
+                self.keep_alive = False
+        # Whether the connection stays is said in one place.
+        self._compose(status, header_lines(header for header in headers if header[0] != b"connection"))
+
+    def _compose(self, status: int, lines: bytes) -> None:
+        """Make the head of the answer."""
+        self.response_started = True
+        if self.waiting_for_100_continue and self.more_body:
+            self.keep_alive = False  # its body may come or not: nothing behind it could be told from it
+        self.waiting_for_100_continue = False
+        if not self.keep_alive:
+            lines += b"connection: close\r\n"
         if self.chunked_encoding is None and self.scope["method"] != "HEAD" and status not in _NO_BODY:
             self._until_close = self.scope["http_version"] == "1.0"
             if not self._until_close:
                 self.chunked_encoding = True
-                lines.append(b"transfer-encoding: chunked")
-        head = b"\r\n".join(lines)
-        if head.count(b"\n") != len(lines) - 1 or head.count(b"\r") != len(lines) - 1 or b"\0" in head:
-            raise RuntimeError("a header of the answer holds a line break or a null character")
-        self._head = head + b"\r\n\r\n"
+                lines += b"transfer-encoding: chunked\r\n"
+        self._head = b"%b%b%b\r\n" % (STATUS_LINE[status], self.default_lines, lines)
 
     def _flush(self) -> None:
         if self._head is not None and not self.transport.is_closing():

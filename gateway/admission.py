@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 
 MAX_TAGS = 16
 MAX_TAG_LENGTH = 64
+# The headers that `read_headers` takes into account; most requests have none.
+_TAKEN = frozenset(
+    (b"x-tierline-deadline-ms", b"x-tierline-tags", b"cache-control", b"x-tierline-cache", b"idempotency-key")
+)
 # A client library tries again on 429 by itself; beyond this wait that is in vain.
 LONGEST_RETRY_S = 60.0
 
@@ -72,6 +76,8 @@ def read_headers(life: Life) -> None:
         BadRequest: a header that cannot be understood or honoured.
     """
     exchange = life.exchange
+    if _TAKEN.isdisjoint(exchange.headers()):
+        return
     if (deadline := exchange.header(b"x-tierline-deadline-ms")) is not None:
         deadline_ms = whole_number(deadline, 8)
         if deadline_ms is None or not 0 < deadline_ms <= 86_400_000:
@@ -95,7 +101,7 @@ async def receive(services: Services, life: Life) -> bytes:
     principal = life.principal
     assert principal is not None
     # One with such a key may be repeated, which counts for nothing; a line of a batch waits for its limits.
-    if not life.exchange.has(b"idempotency-key") and life.line is None:
+    if life.line is None and b"idempotency-key" not in life.exchange.headers():
         try:
             services.closed.check(principal.scopes)
         except Refused as error:

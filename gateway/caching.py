@@ -34,7 +34,7 @@ from gateway.dialects.dialect import Writer
 from gateway.dialects.errors import Unavailable
 from gateway.flights.flying import Flying
 from gateway.flights.messages import Landing
-from gateway.http import JSON_TYPE, SSE_HEADERS
+from gateway.http import JSON_LINE, SSE_HEADERS
 from gateway.ledger.rows import LedgerRow
 from gateway.ledger.usage import Usage
 from gateway.life import Life
@@ -288,7 +288,7 @@ async def give(life: Life, accounting: Accounting, found: Lookup, writer: Writer
     if not life.stream:
         body = replay.replay_completion(entry.answer, id=answer_id, created=created)
         body = await writer.whole(Answer(body, decode_answer(body)))
-        await exchange.respond(200, [JSON_TYPE, *life.headers(), life.cost_header()], body)
+        await exchange.answer(200, JSON_LINE + life.header_lines() + life.cost_line(), body)
         return
     await exchange.start(200, [*SSE_HEADERS, *life.headers()])
     usage_too = life.asked.wants_usage

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import uuid_utils
 
 from backends.protocol import whole_number
-from edge.cycle import LEAVING, Cycle
+from edge.cycle import LEAVING, Cycle, header_lines
 from edge.limits import READ_TIMEOUT
 from gateway.bodies import FREE_BYTES, Room
 from gateway.dialects.errors import BadRequest, RequestTimeout, TooLarge
@@ -25,6 +25,7 @@ Send = Callable[[ASGIMessage], Awaitable[None]]
 Header = tuple[bytes, bytes]
 
 JSON_TYPE: Header = (b"content-type", b"application/json")
+JSON_LINE = header_lines([JSON_TYPE])
 SSE_HEADERS: tuple[Header, ...] = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"x-accel-buffering", b"no"),
@@ -80,10 +81,14 @@ class Exchange:
         Raises:
             BadRequest: the request has different values for a header that takes one.
         """
+        value = self.headers().get(name)
+        return None if value is None else value.decode("latin-1")
+
+    def headers(self) -> Mapping[bytes, bytes]:
+        """All request headers by their lower-case names. Raises as `header`."""
         if self._headers is None:
             self._headers = _folded(self.scope["headers"])
-        value = self._headers.get(name)
-        return None if value is None else value.decode("latin-1")
+        return self._headers
 
     def has(self, name: bytes) -> bool:
         """Whether the request has a header of this lower-case name, even if something is wrong with its headers."""
@@ -108,13 +113,18 @@ class Exchange:
             raise RequestTimeout("The deadline of 'x-tierline-deadline-ms' passed before the body was there.") from None
 
     async def _body(self, limit: int, room: Room | None) -> bytes:
+        taken = FREE_BYTES
+        if self.headers().get(b"content-encoding", b"identity") == b"identity" and self._cycle is not None:
+            whole = self._cycle.whole_body(min(limit, taken))
+            if whole is not None:  # the usual request: it came with its head
+                self.received_at = time.monotonic()
+                return whole
         declared = self.header(b"content-length")
         expected = 0 if declared is None else whole_number(declared, 18) or 0
         if expected > limit:
             raise TooLarge(f"The body is {declared} bytes; this gateway takes at most {limit}.")
         if self.header(b"content-encoding") not in (None, "identity"):
             raise BadRequest("Compressed request bodies are not supported; send plain JSON.", code="invalid_encoding")
-        taken = FREE_BYTES
         if expected > taken and room is not None:
             await room.add(expected)
             taken = expected
@@ -132,12 +142,12 @@ class Exchange:
                 more = min(max(size, 2 * taken), limit)
                 await room.add(more - (0 if taken == FREE_BYTES else taken))
                 taken = more
-            whole = not message.get("more_body")
-            if whole and not body:
+            ended = not message.get("more_body")
+            if ended and not body:
                 self.received_at = time.monotonic()
                 return chunk
             body += chunk  # not a list of pieces, which would leave the memory in pieces
-            if whole:
+            if ended:
                 self.received_at = time.monotonic()
                 return bytes(body)
             if READ_TIMEOUT in self.scope:
@@ -241,14 +251,22 @@ class Exchange:
     async def end(self, data: bytes = b"") -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
-    async def respond(self, status: int, headers: list[Header], body: bytes) -> None:
-        """A whole answer at once."""
-        headers = [*headers, (b"content-length", b"%d" % len(body))]
+    async def respond(self, status: int, headers: Iterable[Header], body: bytes) -> None:
+        """A whole answer."""
+        await self.start(status, [*headers, (b"content-length", b"%d" % len(body))])
+        await self.end(body)
+
+    async def answer(self, status: int, lines: bytes, body: bytes) -> None:
+        """A whole answer in one call, as far as possible; its headers as lines (`edge.cycle.header_lines`)."""
         direct = self.direct()
         self.started = True
-        if direct is None or not direct.answer_now(status, headers, body):
-            await self.start(status, headers)
-            await self.end(body)
+        if direct is None or not direct.answer_now(status, lines, body):
+            await self.respond(status, headers_of(lines), body)
+
+
+def headers_of(lines: bytes) -> list[Header]:
+    """Names and values of header lines."""
+    return [(name, value) for name, _, value in (line.partition(b": ") for line in lines.split(b"\r\n")[:-1])]
 
 
 def _folded(lines: Sequence[Header]) -> dict[bytes, bytes]:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from backends.dispatch import Attempt, Candidate
+from edge.cycle import checked_lines
 from gateway.access.limits import Grant, Standing
 from gateway.access.principal import Principal
 from gateway.bodies import Room
 from gateway.cache_headers import NONE, Directives
 from gateway.dialects.dialect import Asked, Dialect, Writer
 from gateway.dialects.errors import GatewayError
-from gateway.http import Exchange, Header
+from gateway.http import Exchange, Header, headers_of
 from gateway.ledger.rows import CacheState, LedgerRow
 from gateway.metering import Meter
 from policies.evaluate import Decision
@@ -138,46 +139,55 @@ class Life(msgspec.Struct, eq=False):
 
     def headers(self) -> list[Header]:
         """Tierline's response headers, as far as they are known."""
-        pairs: list[tuple[str, str]] = [("x-request-id", self.request_id)]
-        pairs.append(("cache-control", "no-store"))  # answers belong to a key; whoever stands between keeps none
+        return headers_of(self.header_lines())
+
+    def header_lines(self) -> bytes:
+        """The same as they are sent (`edge.cycle.header_lines`)."""
+        # Answers belong to a key: whoever stands between keeps none.
+        lines = [f"x-request-id: {self.request_id}", "cache-control: no-store"]
         if self.dialect.request_id_header != "x-request-id":
-            pairs.append((self.dialect.request_id_header, self.request_id))
-        decision = self.decision
-        if decision is not None:
-            pairs.append(("x-tierline-policy", f"{decision.policy}@{decision.policy_version}"))
-            pairs.append(("x-tierline-reason", decision.reason))
-            profile = self.facts.profile if self.facts is not None else None
-            if profile is not None:
-                pairs.append(("x-tierline-task", profile.task))
-            pairs.append(("x-tierline-cache", self.cache))
-            if self.cache_reason:
-                pairs.append(("x-tierline-cache-reason", self.cache_reason))
-            if self.cache_score is not None:
-                pairs.append(("x-tierline-cache-score", f"{self.cache_score:.4f}"))
-            if self.cache_p is not None:
-                pairs.append(("x-tierline-cache-p", f"{self.cache_p:.4f}"))
-            if self.cache_age_s is not None:
-                pairs.append(("x-tierline-cache-age", f"{self.cache_age_s:.0f}"))
-                if self.cache in ("exact", "semantic"):
-                    pairs.append(("age", f"{self.cache_age_s:.0f}"))  # RFC 9111, section 5.1
-            if self.cache_entry is not None:
-                pairs.append(("x-tierline-cache-entry", self.cache_entry))
-            served = self._served_by()
-            if served is not None:
-                pairs += zip(("x-tierline-tier", "x-tierline-model", "x-tierline-backend"), served, strict=True)
-                if decision.auto is not None and (p := decision.auto.p_success.get(served[0])) is not None:
-                    pairs.append(("x-tierline-p", f"{p:.2f}"))
-                if decision.requested_tier and decision.requested_tier != served[0]:
-                    pairs.append(("x-tierline-requested-tier", decision.requested_tier))
-                    if self.fallback or self.climb is None or not self.climb.reached(served[0]):
-                        pairs.append(("x-tierline-fallback", self.fallback or "backend_failed"))
-                if self.climb is not None:
-                    pairs.append(("x-tierline-escalated", str(self.climb)))
-            if self.session is not None:
-                pairs.append(("x-tierline-session", self.said_of_session(self.session)))
+            lines.append(f"{self.dialect.request_id_header}: {self.request_id}")
+        if self.decision is not None:
+            self._say_decision(lines, self.decision)
         if self.standing is not None:
-            pairs += self.standing.headers()
-        return [(name.encode(), value.encode("latin-1", "replace")) for name, value in pairs]
+            lines += self.standing.lines()
+        text = "\r\n".join(lines) + "\r\n"
+        return checked_lines(text.encode("latin-1", "replace"), len(lines))
+
+    def _say_decision(self, lines: list[str], decision: Decision) -> None:
+        lines += (
+            f"x-tierline-policy: {decision.policy}@{decision.policy_version}",
+            f"x-tierline-reason: {decision.reason}",
+            f"x-tierline-cache: {self.cache}",
+        )
+        if self.facts is not None and self.facts.profile is not None:
+            lines.append(f"x-tierline-task: {self.facts.profile.task}")
+        if self.cache_reason:
+            lines.append(f"x-tierline-cache-reason: {self.cache_reason}")
+        if self.cache_score is not None:
+            lines.append(f"x-tierline-cache-score: {self.cache_score:.4f}")
+        if self.cache_p is not None:
+            lines.append(f"x-tierline-cache-p: {self.cache_p:.4f}")
+        if self.cache_age_s is not None:
+            lines.append(f"x-tierline-cache-age: {self.cache_age_s:.0f}")
+            if self.cache in ("exact", "semantic"):
+                lines.append(f"age: {self.cache_age_s:.0f}")  # RFC 9111, section 5.1
+        if self.cache_entry is not None:
+            lines.append(f"x-tierline-cache-entry: {self.cache_entry}")
+        served = self._served_by()
+        if served is not None:
+            tier, model, backend = served
+            lines += (f"x-tierline-tier: {tier}", f"x-tierline-model: {model}", f"x-tierline-backend: {backend}")
+            if decision.auto is not None and (p := decision.auto.p_success.get(tier)) is not None:
+                lines.append(f"x-tierline-p: {p:.2f}")
+            if decision.requested_tier and decision.requested_tier != tier:
+                lines.append(f"x-tierline-requested-tier: {decision.requested_tier}")
+                if self.fallback or self.climb is None or not self.climb.reached(tier):
+                    lines.append(f"x-tierline-fallback: {self.fallback or 'backend_failed'}")
+            if self.climb is not None:
+                lines.append(f"x-tierline-escalated: {self.climb}")
+        if self.session is not None:
+            lines.append(f"x-tierline-session: {self.said_of_session(self.session)}")
 
     def said_of_session(self, turn: Turn) -> Outcome:
         """Whether its conversation stayed or went: as decided, unless another model answered."""
@@ -192,8 +202,9 @@ class Life(msgspec.Struct, eq=False):
             return candidate.tier, candidate.model, candidate.backend
         return None
 
-    def cost_header(self) -> Header:
-        return b"x-tierline-cost-usd", f"{self.cost_nanousd / 1e9:.9f}".encode()
+    def cost_line(self) -> bytes:
+        """The header line that says what it cost."""
+        return b"x-tierline-cost-usd: %.9f\r\n" % (self.cost_nanousd / 1e9)
 
     def summary(self) -> dict[str, str | float]:
         """What a stream's usage chunk says under `tierline`."""

@@ -22,7 +22,7 @@ from gateway.dialects.errors import Unavailable
 from gateway.escalating.holding import Held
 from gateway.guarding.answer import guard_answer
 from gateway.guarding.stream import GuardedStream, guarded_stream
-from gateway.http import JSON_TYPE, SSE_HEADERS, Exchange
+from gateway.http import JSON_LINE, SSE_HEADERS, Exchange
 from gateway.life import Life
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ async def relay(
         body = await writer.whole(whole)
         await accounting.settle("success")
         life.status = answer.status
-        await exchange.respond(answer.status, [JSON_TYPE, *life.headers(), life.cost_header()], body)
+        await exchange.answer(answer.status, JSON_LINE + life.header_lines() + life.cost_line(), body)
         if keep is not None:
             keep(chat_body(whole))
         return True

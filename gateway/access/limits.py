@@ -75,20 +75,28 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     limit_parallel: int | None = None
     remaining_parallel: int | None = None
 
-    def headers(self) -> list[tuple[str, str]]:
-        """`x-ratelimit-*`, as clients of the OpenAI dialect know them: counts, and seconds such as `0.250s`."""
-        pairs: list[tuple[str, str]] = []
-        for unit, limit, remaining, reset in (
-            ("requests", self.limit_requests, self.remaining_requests, self.reset_requests_s),
-            ("tokens", self.limit_tokens, self.remaining_tokens, self.reset_tokens_s),
-            ("parallel", self.limit_parallel, self.remaining_parallel, None),
-        ):
-            if limit is not None:
-                pairs.append((f"x-ratelimit-limit-{unit}", str(limit)))
-                pairs.append((f"x-ratelimit-remaining-{unit}", str(remaining)))
-                if reset is not None:
-                    pairs.append((f"x-ratelimit-reset-{unit}", f"{reset:.3f}s"))
-        return pairs
+    def lines(self) -> list[str]:
+        """The headers `x-ratelimit-*`, as clients of the OpenAI dialect know them: counts, and seconds such as
+        `0.250s`."""
+        lines: list[str] = []
+        if self.limit_requests is not None:
+            lines += (
+                f"x-ratelimit-limit-requests: {self.limit_requests}",
+                f"x-ratelimit-remaining-requests: {self.remaining_requests}",
+                f"x-ratelimit-reset-requests: {self.reset_requests_s:.3f}s",
+            )
+        if self.limit_tokens is not None:
+            lines += (
+                f"x-ratelimit-limit-tokens: {self.limit_tokens}",
+                f"x-ratelimit-remaining-tokens: {self.remaining_tokens}",
+                f"x-ratelimit-reset-tokens: {self.reset_tokens_s:.3f}s",
+            )
+        if self.limit_parallel is not None:
+            lines += (
+                f"x-ratelimit-limit-parallel: {self.limit_parallel}",
+                f"x-ratelimit-remaining-parallel: {self.remaining_parallel}",
+            )
+        return lines
 
 
 class ScopeStanding(msgspec.Struct, frozen=True, kw_only=True):

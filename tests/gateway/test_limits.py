@@ -61,7 +61,7 @@ async def test_headers_show_the_tightest_scope(clock: Clock) -> None:
             "h", scope("a", requests_per_minute=100, tokens_per_minute=50), scope("b", requests_per_minute=5), tokens=20
         )
     )
-    assert dict(grant.standing.headers()) == {
+    assert dict(line.split(": ") for line in grant.standing.lines()) == {
         "x-ratelimit-limit-requests": "5",
         "x-ratelimit-remaining-requests": "4",
         "x-ratelimit-reset-requests": "12.000s",
@@ -69,7 +69,7 @@ async def test_headers_show_the_tightest_scope(clock: Clock) -> None:
         "x-ratelimit-remaining-tokens": "30",
         "x-ratelimit-reset-tokens": "24.000s",
     }
-    assert Grant(hold_id="h").standing.headers() == []
+    assert Grant(hold_id="h").standing.lines() == []
 
 
 async def test_tokens_are_corrected_when_settled(clock: Clock) -> None:
@@ -251,7 +251,7 @@ async def test_every_answer_says_where_the_limits_stand(clock: Clock) -> None:
     names += ["x-ratelimit-limit-parallel", "x-ratelimit-remaining-parallel"]
 
     def said(standing: Standing) -> list[str]:
-        headers = dict(standing.headers())
+        headers = dict(line.split(": ") for line in standing.lines())
         assert list(headers) == names
         return list(headers.values())
 
