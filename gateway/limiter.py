@@ -6,7 +6,6 @@ requests used.
 
 from __future__ import annotations
 
-import os
 import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
@@ -45,9 +44,9 @@ async def open_limiter(
     if settings.storage.redis_url is None:
         return MemoryLimiter(spent)
     try:
-        from gateway.access.counters_redis import PREFIX, SCRIPT, RedisLimiter
+        from gateway.access.counters_redis import SCRIPT, RedisLimiter
         from gateway.access.counters_shared import SharedLimiter
-        from gateway.access.redis_channel import Channel
+        from gateway.access.redis_shared import open_channel
     except ModuleNotFoundError as error:
         raise MissingExtra(f"storage.redis_url needs {error.name}: pip install 'tierline[redis]'") from error
 
@@ -57,13 +56,7 @@ async def open_limiter(
     async def used(request_ids: Collection[str]) -> Mapping[str, tuple[int, int]]:
         return await used_by(database, request_ids)
 
-    channel = Channel(
-        settings.storage.redis_url,
-        SCRIPT,
-        PREFIX,
-        settings.storage.redis_timeout_ms / 1000,
-        os.environ.get("TIERLINE_REDIS_PASSWORD"),
-    )
+    channel = open_channel(settings.storage, SCRIPT)
     owner, *taken_over = [_identity(journal) for journal in journals]
     limiter = SharedLimiter(
         RedisLimiter(channel, owner=owner, spent=sums, new_cut=_request_id_of_now),

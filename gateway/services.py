@@ -173,9 +173,12 @@ class Services:
         await self.writer.flush()  # budgets start from the ledger, so what the last process left must be in it
         self.writer.start()
         stack.push_async_callback(self.writer.stop)
+        self.metrics.journal_lag.set_function(lambda: self.writer.lag_rows)
         left = await take_over(workers.left_journals(settings, self.worker), self.database)
         self.limiter = await open_limiter(settings, self.database, [self.journal.directory, *left])
         stack.push_async_callback(self.limiter.stop)
+        self.metrics.holds.set_function(lambda: self.limiter.open_holds)
+        self.metrics.limiter_degraded.set_function(lambda: self.limiter.degraded)
         waiting = settings.limits
         self.queue = AdmissionQueue(
             self.limiter,
@@ -326,10 +329,7 @@ class Services:
     async def _observe(self) -> None:
         """Keep the gauges that no event sets."""
         while True:
-            self.metrics.holds.set(self.limiter.open_holds)
-            self.metrics.limiter_degraded.set(1 if self.limiter.degraded else 0)
             self.idempotency.observe()
-            self.metrics.journal_lag.set(self.writer.lag_rows)
             self.metrics.cache_connected.set(1 if self.cache is not None and self.cache.connected else 0)
             for name, pool in self.pools.items():
                 states = pool.snapshot()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import struct
 import time
 import uuid
@@ -27,6 +26,7 @@ import msgspec
 from cache.flight import Ticket
 from gateway.access.counters_redis import PREFIX
 from gateway.access.redis_channel import Channel, RedisDown
+from gateway.access.redis_shared import keep_connected, open_channel, redis_password
 from gateway.dialects.errors import BadRequest
 from gateway.flights.messages import (
     AnyMessage,
@@ -53,7 +53,6 @@ _LINGER_S: Final = 2.0
 _ASK_AGAIN_S: Final = 1.0
 # A follower that was not heard of for so long is gone; so is a leader.
 _SILENCE_S: Final = 3.0
-_RETRY_S: Final = 1.0
 _STOP_S: Final = 1.0
 # Events are sent together: this much at once, because many calls share the connection and none may take long.
 _PIECES_BYTES: Final = 64 * 1024
@@ -106,7 +105,15 @@ class SharedFlights:
         with suppress(RedisDown):
             await self._channel.connect()
         self._subscriber.start()
-        self._keeper = asyncio.create_task(self._keep(), name="flights-redis")
+        keeping = keep_connected(
+            self._channel,
+            self._renew,
+            logger,
+            back="equal questions at several gateway processes go to a backend once",
+            away="each process asks for its own clients",
+            every_s=min(_RENEW_S, self._lease_s / 3),
+        )
+        self._keeper = asyncio.create_task(keeping, name="flights-redis")
 
     async def stop(self) -> None:
         tasks = [*self._tasks, *([self._keeper] if self._keeper else [])]
@@ -314,23 +321,9 @@ class SharedFlights:
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("a flight could not be shared: %s: %s", type(error).__name__, error)
 
-    async def _keep(self) -> None:
-        """Renew the leases, and look for a Redis that is away."""
-        away = not self._channel.connected
-        while True:
-            try:
-                if not self._channel.connected:
-                    await self._channel.connect()
-                pairs = [part for lease in self._leases.values() if _flies(lease) for part in (lease.id, lease.value)]
-                await self._call("renew", {"leases": pairs, "lease_ms": int(self._lease_s * 1000)})
-                if away:
-                    logger.info("equal questions at several gateway processes go to a backend once")
-                away = False
-            except RedisDown as error:
-                if not away:
-                    logger.error("Redis is away (%s): each process asks for its own clients", error)
-                away = True
-            await asyncio.sleep(_RETRY_S if away else min(_RENEW_S, self._lease_s / 3))
+    async def _renew(self) -> None:
+        pairs = [part for lease in self._leases.values() if _flies(lease) for part in (lease.id, lease.value)]
+        await self._call("renew", {"leases": pairs, "lease_ms": int(self._lease_s * 1000)})
 
 
 def _flies(lease: Lease) -> bool:
@@ -367,8 +360,8 @@ async def open_flights(settings: Settings) -> SharedFlights:
     """Connected to Redis, or soon to be. Raises ValueError when the URL makes no sense. End it with `stop`."""
     storage = settings.storage
     assert storage.redis_url is not None
-    url, password = storage.redis_url, os.environ.get("TIERLINE_REDIS_PASSWORD")
-    channel = Channel(url, SCRIPT, PREFIX, storage.redis_timeout_ms / 1000, password)
+    url, password = storage.redis_url, redis_password()
+    channel = open_channel(storage, SCRIPT)
     flights = SharedFlights(channel, lambda name, heard: Subscriber(url, f"{PREFIX}:process:{name}", heard, password))
     await flights.start()
     return flights

@@ -23,6 +23,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.access.redis_channel import Channel, RedisDown
+from gateway.access.redis_shared import RETRY_S, keep_connected
 from gateway.http import ASGIMessage
 from gateway.idempotency.recording import Broken, Recording, Released, State, TooLarge, Unreachable
 
@@ -36,7 +37,6 @@ PUBLISH_S: Final = 0.05
 POLL_S: Final = 0.05
 # What is read at once: little, because many calls travel together and none may take longer than Redis's time-out.
 _READ_BYTES: Final = 64 * 1024
-_RETRY_S: Final = 1.0
 _STOP_S: Final = 2.0
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -73,7 +73,14 @@ class SharedAnswers:
         """Connect, and keep connected. A Redis that is away is no reason not to start."""
         with suppress(RedisDown):
             await self._channel.connect()
-        self._keeper = asyncio.create_task(self._keep_connected(), name="idempotency-redis")
+        keeping = keep_connected(
+            self._channel,
+            lambda: self.call("ping", {}),
+            logger,
+            back="idempotency keys are shared through Redis again",
+            away="each process knows only the idempotency keys it has seen",
+        )
+        self._keeper = asyncio.create_task(keeping, name="idempotency-redis")
 
     async def stop(self) -> None:
         """Write what has just ended, then disconnect."""
@@ -134,25 +141,6 @@ class SharedAnswers:
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("an answer could not be shared: %s: %s", type(error).__name__, error)
 
-    async def _keep_connected(self) -> None:
-        """Look once a second, so that no request finds out that Redis has gone or come back."""
-        away = not self._channel.connected
-        while True:
-            try:
-                if self._channel.connected:
-                    await self.call("ping", {})
-                else:
-                    await self._channel.connect()
-                    await self.call("ping", {})
-                if away:
-                    logger.info("idempotency keys are shared through Redis again")
-                away = False
-            except RedisDown as error:
-                if not away:
-                    logger.error("Redis is away (%s): each process knows only the idempotency keys it has seen", error)
-                away = True
-            await asyncio.sleep(_RETRY_S)
-
 
 class Lease:
     """The right to run the request of a key, for as long as it is renewed."""
@@ -188,7 +176,7 @@ class Lease:
                     give_up_at = min(give_up_at, time.monotonic() + LEASE_S)
                 if time.monotonic() >= give_up_at:
                     return
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(RETRY_S)
                 continue
             if result != "ok" or state not in ("running", "lost"):
                 return

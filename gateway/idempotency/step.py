@@ -8,7 +8,6 @@ tier and betas. What is remembered, and what is not, is in docs/decisions/015-id
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import time
 from typing import TYPE_CHECKING, Final
@@ -187,18 +186,11 @@ async def open_idempotency(settings: Settings, secret: ServerSecret, metrics: Me
     """The step, connected to Redis where the settings have one. End it with `close`."""
     if settings.storage.redis_url is None:
         return Idempotency(settings, secret, metrics)
-    from gateway.access.counters_redis import PREFIX
-    from gateway.access.redis_channel import Channel
+    from gateway.access.redis_shared import open_channel
     from gateway.idempotency.shared import SCRIPT, Bounds, SharedAnswers
 
-    channel = Channel(
-        settings.storage.redis_url,
-        SCRIPT,
-        PREFIX,
-        settings.storage.redis_timeout_ms / 1000,
-        os.environ.get("TIERLINE_REDIS_PASSWORD"),
-    )
     bounds = settings.idempotency
+    channel = open_channel(settings.storage, SCRIPT)
     shared = SharedAnswers(channel, Bounds(bounds.ttl_seconds, bounds.max_entries, bounds.max_bytes))
     await shared.start()
     return Idempotency(settings, secret, metrics, shared)

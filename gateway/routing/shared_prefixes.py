@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -28,6 +27,7 @@ from backends.pool import Pool
 from backends.replica import Replica
 from gateway.access.counters_redis import PREFIX
 from gateway.access.redis_channel import Channel, RedisDown
+from gateway.access.redis_shared import open_channel, redis_password
 from gateway.counts import Counts
 from gateway.flights.subscriber import Subscriber
 from gateway.ledger.rows import new_id
@@ -174,8 +174,8 @@ async def open_shared_prefixes(settings: Settings, pools: Mapping[str, Pool], co
     """Connected to Redis, or soon to be. Raises ValueError when the URL makes no sense. End it with `stop`."""
     storage = settings.storage
     assert storage.redis_url is not None
-    url, password = storage.redis_url, os.environ.get("TIERLINE_REDIS_PASSWORD")
-    channel = Channel(url, SCRIPT, PREFIX, storage.redis_timeout_ms / 1000, password)
+    url, password = storage.redis_url, redis_password()
+    channel = open_channel(storage, SCRIPT)
     shared = SharedPrefixes(channel, lambda heard: Subscriber(url, f"{PREFIX}:sent", heard, password), pools, counts)
     await shared.start()
     return shared

@@ -9,7 +9,6 @@ model, a pinned tier, a cascade) is not touched, and the conversation stays wher
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -56,18 +55,10 @@ async def open_sessions(settings: Settings, secret: ServerSecret) -> Sessions:
     """Pins in memory, and in Redis where `storage.redis_url` names one."""
     if settings.storage.redis_url is None:
         return Sessions(secret, Pins())
-    from gateway.access.counters_redis import PREFIX
-    from gateway.access.redis_channel import Channel
+    from gateway.access.redis_shared import open_channel
     from gateway.sessions.shared import SCRIPT, SharedPins
 
-    channel = Channel(
-        settings.storage.redis_url,
-        SCRIPT,
-        PREFIX,
-        settings.storage.redis_timeout_ms / 1000,
-        os.environ.get("TIERLINE_REDIS_PASSWORD"),
-    )
-    shared = SharedPins(channel)
+    shared = SharedPins(open_channel(settings.storage, SCRIPT))
     await shared.start()
     return Sessions(secret, Pins(shared))
 

@@ -15,13 +15,13 @@ from typing import Any, Final
 import msgspec
 
 from gateway.access.redis_channel import Channel, RedisDown
+from gateway.access.redis_shared import keep_connected
 from gateway.sessions.pins import Placed
 
 logger = logging.getLogger("tierline.sessions")
 
 SCRIPT: Final = (Path(__file__).parent / "shared.lua").read_text()
 MOST_SHARED: Final = 1_000_000
-_RETRY_S: Final = 1.0
 
 _pack = msgspec.msgpack.Encoder().encode
 _encode = msgspec.json.Encoder().encode
@@ -41,7 +41,14 @@ class SharedPins:
         """Connect, and keep connected. A Redis that is away is no reason not to start."""
         with suppress(RedisDown):
             await self._channel.connect()
-        self._keeper = asyncio.create_task(self._keep_connected(), name="sessions-redis")
+        keeping = keep_connected(
+            self._channel,
+            lambda: self._channel.call("ping", _pack({})),
+            logger,
+            back="conversations are kept in Redis again",
+            away="each process knows only the conversations it has served",
+        )
+        self._keeper = asyncio.create_task(keeping, name="sessions-redis")
 
     async def stop(self) -> None:
         """Tell what was kept a moment ago, then disconnect."""
@@ -79,20 +86,3 @@ class SharedPins:
     async def _tell(self, told: bytes) -> None:
         with suppress(RedisDown):  # the keeper says so, once
             await self._channel.call("keep", told)
-
-    async def _keep_connected(self) -> None:
-        """Look once a second, so that no request finds out that Redis has gone or come back."""
-        away = not self._channel.connected
-        while True:
-            try:
-                if not self._channel.connected:
-                    await self._channel.connect()
-                await self._channel.call("ping", _pack({}))
-                if away:
-                    logger.info("conversations are kept in Redis again")
-                away = False
-            except RedisDown as error:
-                if not away:
-                    logger.error("Redis is away (%s): each process knows only the conversations it has served", error)
-                away = True
-            await asyncio.sleep(_RETRY_S)
