@@ -30,7 +30,6 @@ from backends.protocol import AnswerChoice, ChatChunk, ChatCompletion, ChunkChoi
 
 # Of vLLM and SGLang, of OpenRouter and Mistral, and of DeepSeek, whose reference calls it an interruption.
 _GAVE_UP = frozenset({"abort", "error", "insufficient_system_resource"})
-_HEAD = ("id", "object", "created", "model")
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
@@ -265,7 +264,8 @@ def _finish_reason(given: str | None, calls: bool, call: Call) -> str | None:
 
 def _missing(said: ChatChunk | ChatCompletion, edit: _Edit, call: Call) -> Json:
     """Values for what the head of an event or answer lacks; empty if it lacks nothing."""
-    if all(getattr(said, name) is not None for name in _HEAD) or call.operation not in ("chat", "completions"):
+    whole = said.id is not None and said.object is not None and said.created is not None and said.model is not None
+    if whole or call.operation not in ("chat", "completions"):
         return {}
     chat = "chat.completion.chunk" if isinstance(said, ChatChunk) else "chat.completion"
     values = {

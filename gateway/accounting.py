@@ -196,6 +196,7 @@ class Accounting:
                 life.fallback = "shared_answer"
         row = self._row(new_id(), 1, Candidate(model=model, tier=tier, backend="cache", upstream_model=model))
         row.set_usage(usage)
+        row.price_version = self._price(model).version
         row.outcome = "cache_hit"
         row.status_code = 200
         row.finish_reason = finish_reason
@@ -272,7 +273,6 @@ class Accounting:
             model=candidate.model,
             backend=candidate.backend,
             cache=life.cache,
-            price_version=self._price(candidate.model).version,
             stream=life.stream,
             tags=life.tags,
         )

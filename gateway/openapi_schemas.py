@@ -11,13 +11,13 @@ import msgspec
 from backends.bounds import MAX_FIELDS, MAX_TEXTS, MAX_TOKEN_IDS, MOST_ELEMENTS
 from backends.protocol import (
     MAX_SALT_CHARACTERS,
-    RANGES,
     ChatChunk,
     ChatCompletion,
     ChatRequest,
     CompletionRequest,
     Json,
 )
+from backends.validation import RANGES
 from gateway import openapi_responses
 from gateway.dialects import anthropic_messages
 from gateway.dialects.anthropic_messages import MessagesRequest

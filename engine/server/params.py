@@ -1,6 +1,6 @@
 """From a request's fields to sampling parameters: every field is taken over or refused, with its name and the range.
 
-The ranges of the OpenAI fields are checked by `backends.protocol.validate`; here are those of vLLM's fields and those
+The ranges of the OpenAI fields are checked by `backends.validation.validate`; here are those of vLLM's fields and those
 that depend on the model.
 """
 
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 
-from backends.protocol import ChatRequest, CompletionRequest, InvalidRequest, Message, StreamOptions, validate
+from backends.protocol import ChatRequest, CompletionRequest, InvalidRequest, Message, StreamOptions
+from backends.validation import validate
 from engine.loader.info import GenerationDefaults
 from engine.server.errors import unsupported
 from engine.server.sampling import MAX_LOGPROBS, beam_params, check_sampling, in_range
@@ -66,7 +67,8 @@ class Options:
         seed = self.params.seed
         if seed is not None:
             seed = (seed + index + (1 << 63)) % (1 << 64) - (1 << 63)
-        limit = max(1, room if self.max_tokens is None else min(self.max_tokens, room))
+        room = max(1, room)
+        limit = room if self.max_tokens is None else min(self.max_tokens, room)
         params = self.params
         return replace(
             params,
@@ -105,6 +107,7 @@ def completion_options(
     request: CompletionRequest, extras: Extras, vocab_size: int, defaults: SamplingDefaults = API_DEFAULTS
 ) -> Options:
     """Options of a text completion request; raises like `chat_options`."""
+    scores_only = request.max_tokens == 0 and bool(request.echo)  # the prompt is wanted back, and nothing behind it
     # The fields that both endpoints share have the same ranges, so they are checked by the same function.
     shared = ChatRequest(
         model=request.model,
@@ -112,7 +115,7 @@ def completion_options(
         frequency_penalty=request.frequency_penalty,
         logit_bias=request.logit_bias,
         cache_salt=extras.cache_salt,
-        max_tokens=request.max_tokens,
+        max_tokens=None if scores_only else request.max_tokens,
         n=request.n,
         presence_penalty=request.presence_penalty,
         seed=request.seed,
@@ -159,6 +162,9 @@ def _options(
     _check_extras(extras, vocab_size, max_tokens)
     check_sampling(extras, vocab_size, stream=bool(request.stream))
     scored = [count for count in (extras.prompt_logprobs, echo_logprobs) if count is not None]
+    beam = beam_params(request, extras, logprobs=logprobs, best_of=best_of)
+    if beam is not None and max_tokens == 0:
+        raise InvalidRequest("'max_tokens' must be at least 1 for beam search.", param="max_tokens")
     stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
     stream_options = request.stream_options or StreamOptions()
     if stream_options.include_obfuscation:
@@ -179,7 +185,7 @@ def _options(
         ignore_eos=bool(extras.ignore_eos),
         typical_p=_given(extras.typical_p, 1.0),
         prompt_logprobs=max(scored, default=None),
-        beam=beam_params(request, extras, logprobs=logprobs, best_of=best_of),
+        beam=beam,
     )
     return Options(
         params=params,

@@ -5,7 +5,10 @@ The decoded dictionary is kept beside the typed request: it is what backends rec
 
 from __future__ import annotations
 
-from backends.protocol import ChatRequest, InvalidRequest, validate
+from operator import attrgetter
+
+from backends.protocol import ChatRequest, InvalidRequest
+from backends.validation import validate
 from gateway.dialects import errors
 from gateway.dialects.dialect import Asked, Writer
 from gateway.dialects.errors import BadRequest, GatewayError
@@ -27,6 +30,7 @@ _NEEDS: tuple[tuple[str, str], ...] = (
     ("audio", "audio"),
     ("reasoning_effort", "reasoning"),
 )
+_asks = attrgetter(*(name for name, _ in _NEEDS))
 # Likewise for the types of content parts.
 _PART_NEEDS = {"image_url": "vision", "input_image": "vision", "image": "vision", "input_audio": "audio"}
 
@@ -76,7 +80,7 @@ CHAT = OpenAIChat()
 def _needs(request: ChatRequest) -> dict[str, str]:
     """What a model must be capable of to answer this request, in the terms of `tierline.yaml`, each with the field that
     asks for it."""
-    found = {capability: name for name, capability in _NEEDS if getattr(request, name)}
+    found = {capability: name for name, capability in _NEEDS if getattr(request, name)} if any(_asks(request)) else {}
     if request.modalities and "audio" in request.modalities:
         found.setdefault("audio", "modalities")
     if _wants_json(request):
@@ -90,13 +94,12 @@ def _needs(request: ChatRequest) -> dict[str, str]:
 
 
 def _wants_json(request: ChatRequest) -> bool:
-    kind = (request.response_format or {}).get("type")
-    return kind is not None and kind != "text"
+    form = request.response_format
+    return form is not None and form.get("type") not in (None, "text")
 
 
 def _output_limit(request: ChatRequest) -> tuple[str, int] | None:
     """The most tokens that one choice may have, behind the name of the field that says it."""
-    for field in ("max_completion_tokens", "max_tokens"):
-        if limit := getattr(request, field):
-            return field, limit
-    return None
+    if limit := request.max_completion_tokens:
+        return "max_completion_tokens", limit
+    return ("max_tokens", request.max_tokens) if request.max_tokens else None

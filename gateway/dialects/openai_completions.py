@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from backends.protocol import CompletionRequest, InvalidRequest, check_ranges
+from backends.protocol import CompletionRequest, InvalidRequest
+from backends.validation import check_ranges
 from gateway.dialects import errors
 from gateway.dialects.dialect import Asked, Writer
 from gateway.dialects.errors import BadRequest, GatewayError

@@ -14,7 +14,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from backends.protocol import MAX_SALT_CHARACTERS, InvalidRequest, Json, check_ranges
+from backends.protocol import MAX_SALT_CHARACTERS, InvalidRequest, Json
+from backends.validation import check_ranges
 from gateway.dialects import errors
 from gateway.dialects.dialect import Asked, Keep, Writer
 from gateway.dialects.errors import BadRequest, GatewayError

@@ -27,7 +27,7 @@ def decode(body: bytes, *, tokens: str | None = None) -> Json:
         payload = _decoder.decode(body)
         if not isinstance(payload, dict):
             raise BadRequest("The body must be a JSON object.", code="invalid_type")
-        check_bounds(payload, tokens=tokens)
+        check_bounds(payload, tokens=tokens, raw=body)
     except InvalidRequest as error:
         raise bad_request(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

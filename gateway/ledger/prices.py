@@ -50,10 +50,12 @@ class ModelPrice(msgspec.Struct, frozen=True, kw_only=True):
     request_nanousd: int = 0
 
     def rates(self, input_tokens: int) -> Rates:
-        chosen = self.bands[0]
-        for band in self.bands[1:]:
-            if input_tokens > band.above_input_tokens:
-                chosen = band
+        bands = self.bands
+        chosen = bands[0]
+        if len(bands) > 1:
+            for band in bands[1:]:
+                if input_tokens > band.above_input_tokens:
+                    chosen = band
         return chosen
 
 
@@ -79,12 +81,13 @@ UNPRICED: Final = ModelPrice(version="unpriced", source="unpriced", bands=(_FREE
 def cost(price: ModelPrice, usage: Usage) -> Cost:
     """What `usage` costs at `price`. Every token is charged in exactly one class."""
     rates = price.rates(usage.input_tokens)
+    cached, written, reasoning = usage.cached_input_tokens, usage.cache_write_tokens, usage.reasoning_tokens
     return Cost(
         input=cost_nanousd(usage.fresh_input_tokens, rates.input),
-        cached_input=cost_nanousd(usage.cached_input_tokens, rates.cached_input),
-        cache_write=cost_nanousd(usage.cache_write_tokens, rates.cache_write),
-        output=cost_nanousd(usage.output_tokens - usage.reasoning_tokens, rates.output),
-        reasoning=cost_nanousd(usage.reasoning_tokens, rates.reasoning),
+        cached_input=cached and cost_nanousd(cached, rates.cached_input),
+        cache_write=written and cost_nanousd(written, rates.cache_write),
+        output=cost_nanousd(usage.output_tokens - reasoning, rates.output),
+        reasoning=reasoning and cost_nanousd(reasoning, rates.reasoning),
         request=price.request_nanousd,
     )
 

@@ -40,13 +40,15 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     source: UsageSource = "reported"
 
     def __post_init__(self) -> None:
-        parts = (self.cached_input_tokens, self.cache_write_tokens, self.reasoning_tokens)
-        if min(self.input_tokens, self.output_tokens, *parts) < 0:
+        cached, written = self.cached_input_tokens, self.cache_write_tokens
+        if cached >= 0 and written >= 0 and cached + written <= self.input_tokens:  # noqa: SIM102
+            if 0 <= self.reasoning_tokens <= self.output_tokens:
+                return
+        if min(self.input_tokens, self.output_tokens, cached, written, self.reasoning_tokens) < 0:
             raise InvalidUsage(f"a token count is negative: {self}")
-        if self.cached_input_tokens + self.cache_write_tokens > self.input_tokens:
+        if cached + written > self.input_tokens:
             raise InvalidUsage(f"cached input and cache writes exceed the input: {self}")
-        if self.reasoning_tokens > self.output_tokens:
-            raise InvalidUsage(f"reasoning tokens exceed the output: {self}")
+        raise InvalidUsage(f"reasoning tokens exceed the output: {self}")
 
     @property
     def fresh_input_tokens(self) -> int:

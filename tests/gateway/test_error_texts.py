@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from backends.choices import choices
-from backends.protocol import ChatRequest, InvalidRequest, validate
+from backends.protocol import ChatRequest, InvalidRequest
+from backends.validation import validate
 from gateway.dialects import reading
 from gateway.dialects.errors import BadRequest
 from tests.gateway.admin_door import admin
