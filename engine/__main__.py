@@ -20,6 +20,7 @@ from edge.server import Server
 from engine.chat_template import ChatTemplateError
 from engine.client import EngineClient
 from engine.config import PRECISIONS, SPECULATIVE, EngineConfig
+from engine.flags import with_flags
 from engine.lifeline import watch_lifeline
 from engine.limits import SchedulerConfig
 from engine.loader import GenerationDefaults, ModelFileError
@@ -189,7 +190,7 @@ async def serve(model: Model, config: EngineConfig, listener: socket.socket, wat
     print(f"engine for '{model.name}' listens on http://{host}:{port}", flush=True)
     await server.serve(sockets=[listener])
     if client.startup_failure.done():
-        print(f"error: the model could not be loaded: {client.startup_failure.result()}", file=sys.stderr)
+        print(f"error: the model could not be loaded: {with_flags(client.startup_failure.result())}", file=sys.stderr)
         return 1
     return 0
 
@@ -212,7 +213,7 @@ def main(arguments: list[str]) -> int:
         model = Model.load(path, name, said, recommended=not options.no_recommended_sampling, **parsers)
         listener = _listen(options.host, options.port)
     except (ModelFileError, ChatTemplateError, FileNotFoundError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {with_flags(str(error))}", file=sys.stderr)
         return 1
     except OSError as error:
         print(f"error: cannot listen on {options.host} port {options.port}: {error.strerror}", file=sys.stderr)

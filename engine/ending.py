@@ -13,9 +13,11 @@ def ending(
 ) -> tuple[int, FinishReason | None]:
     """How many of these new tokens the answer takes, and why it ends with the last of them (None: it does not).
 
-    Before `min_tokens` tokens nothing stops it but its limit.
+    Before `min_tokens` tokens nothing stops it but its limit, which may be at the end of the prompt.
     """
     params = request.params
+    if request.num_tokens >= request.max_total_tokens:
+        return 0, FinishReason.LENGTH
     ends = params.stop_token_ids if params.ignore_eos else params.stop_token_ids | eos_token_ids
     generated = request.num_generated_tokens
     for count, token_id in enumerate(token_ids, 1):

@@ -21,6 +21,7 @@ from engine.kernels.jit_monitor import monitor as jit_monitor
 from engine.layers import native
 from engine.layers.attention import AttentionBackend, AttentionConfig, LongArray, StepGeometry
 from engine.layers.device import build_attention, build_ops
+from engine.limits import DRAWN_AT_ONCE
 from engine.loader import OpenModel, open_model
 from engine.loader.progress import reported
 from engine.memory import (
@@ -107,6 +108,11 @@ class ModelRunner:
         results = [RowResult(row.request_id, error=faults.get(i)) for i, row in enumerate(positions)]
         self._sample(hidden, positions, faults, results)
         results = collapse(rows, results)
+        for i, row in enumerate(rows):
+            if row.draws and results[i].error is None:
+                logits = self.decoder.logits(hidden[first[i] : first[i] + 1])
+                at_once = min(DRAWN_AT_ONCE, self._config.max_num_seqs)
+                results[i] = replace(results[i], draws=self.sampler.draw_siblings(logits, row, at_once=at_once))
         for i, entries in scores.compute(scored, self.decoder.logits).items():
             if results[i].error is None:
                 results[i] = replace(results[i], prompt_logprobs=entries)

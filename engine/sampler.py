@@ -12,6 +12,7 @@ import hashlib
 import os
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -59,6 +60,18 @@ class Sampler:
             else RowResult(row.request_id, (ids[i],), (logprobs[i],) if i in logprobs else ())
             for i, (row, fault) in enumerate(zip(rows, faults, strict=True))
         ]
+
+    def draw_siblings(self, logits: torch.Tensor, row: StepRow, *, at_once: int) -> tuple[RowResult, ...]:
+        """One result per draw of a row, each with its own parameters, from logits `[1, vocab]` that they share.
+
+        `at_once`: so many at most have logits of their own at a time.
+        """
+        own = [
+            replace(row, request_id=draw.request_id, params=draw.params, grammar=draw.grammar, draws=())
+            for draw in row.draws
+        ]
+        parts = [own[start : start + at_once] for start in range(0, len(own), at_once)]
+        return tuple(result for part in parts for result in self.sample(logits.expand(len(part), -1), part))
 
     def _adjust(self, logits: torch.Tensor, rows: Sequence[StepRow], faults: list[str | None]) -> torch.Tensor:
         """Bans, biases and penalties; a copy only when some row asks for one. Adds to `faults`."""

@@ -26,7 +26,7 @@ from engine.ending import ending, follow
 from engine.messages import Output
 from engine.request import Request, RequestStatus
 from engine.roster import Roster, by_arrival
-from engine.types import FinishReason, GrammarFailed, RowResult, StepPlan, StepRow
+from engine.types import Draw, FinishReason, GrammarFailed, RowResult, StepPlan, StepRow
 
 
 class SchedulerStalled(RuntimeError):
@@ -132,6 +132,9 @@ class Scheduler(Roster):
                 num_drafts=len(proposed),
                 grammar=request.grammar,
                 score_from=request.score_from,
+                draws=tuple(Draw(r.request_id, r.params, r.grammar) for r in self._siblings.followers(request))
+                if start + count == request.num_prompt_tokens
+                else (),
                 pool=request.pool,
             )
             (single if len(row.token_ids) == 1 else longer).append(row)
@@ -175,13 +178,14 @@ class Scheduler(Roster):
                 outputs += self._branch(request.beams, request, result) if row.sample else []
                 continue
             if row.sample:
-                output = self._append(request, row, result)
+                output = self._append(request, row.num_drafts, result)
             else:
                 self.cache.publish(request)
                 output = Output(request.request_id, [])
             output.prompt_logprobs = list(result.prompt_logprobs) or None
             if row.sample or output.prompt_logprobs:
                 outputs.append(output)
+            outputs += self._begin_siblings(result.draws)
         return outputs
 
     def fail_step(self, message: str) -> list[Output]:
@@ -211,11 +215,24 @@ class Scheduler(Roster):
                 if beams.leave(request_id):
                     self._end_beams(beams)
 
-    def _append(self, request: Request, row: StepRow, result: RowResult) -> Output:
-        """Take over the tokens that a row yielded: those of its drafts that held, and one more."""
+    def _begin_siblings(self, draws: Iterable[RowResult]) -> list[Output]:
+        """Take over the first tokens of requests that wait for the prompt that has been computed."""
+        outputs: list[Output] = []
+        for result in draws:
+            sibling = self._requests.get(result.request_id)
+            if sibling is None:  # it left meanwhile
+                continue
+            if result.error is not None:
+                outputs += self._fail(sibling, result.error)
+            else:
+                outputs.append(self._append(sibling, 0, result))
+        return outputs
+
+    def _append(self, request: Request, num_drafts: int, result: RowResult) -> Output:
+        """Take over the tokens that a row yielded: those of its `num_drafts` drafts that held, and one more."""
         count, reason = ending(request, result.token_ids, self._eos_token_ids)
-        if not 1 <= count <= row.num_drafts + 1:
-            error = f"The runner returned {count} tokens for a row that yields 1 to {row.num_drafts + 1}."
+        if count > num_drafts + 1 or not (count or reason):
+            error = f"The runner returned {count} tokens for a row that yields 1 to {num_drafts + 1}."
             return self._finish(request, FinishReason.ERROR, error=error)
         completed = False
         if request.grammar is not None:
@@ -228,16 +245,16 @@ class Scheduler(Roster):
                 count, reason = taken, FinishReason.STOP
         tokens = list(result.token_ids[:count])
         request.token_ids += tokens
-        request.num_computed_tokens += count - 1  # drafts that held; the pages of the others go back
+        request.num_computed_tokens += max(0, count - 1)  # drafts that held; the pages of the others go back
         self.cache.publish(request)
         self.cache.trim(request, request.num_tokens)
         self.stats.generated_tokens += count
         output = Output(request.request_id, tokens, list(result.logprobs[:count]) or None, reason)
-        if row.num_drafts:
+        if num_drafts:
             accepted = len(result.token_ids) - 1
-            self.speculator.checked(request, row.num_drafts, accepted)
+            self.speculator.checked(request, num_drafts, accepted)
             output.accepted_drafts = min(accepted, count)
-            output.rejected_drafts = row.num_drafts - output.accepted_drafts
+            output.rejected_drafts = num_drafts - output.accepted_drafts
         if not request.cached_tokens_reported:
             output.cached_tokens = request.num_cached_tokens
             output.prompt_page = self.cache.prompt_page(request)

@@ -1,8 +1,9 @@
 """Answers to one prompt share its pages: the first computes them, the others take them over and copy what they change.
 
-While siblings wait, their group holds the prompt's pages itself, so that they are there even if the first answer has
-ended; the last partly filled page is copied when somebody writes to it. It works without the prefix cache, too. Held
-pages are given up before anybody is preempted for want of them: then the next sibling computes the prompt.
+All of them draw their first tokens from the one row that ends the prompt, each with its own parameters. While they wait
+for rows, their group holds the prompt's pages itself, so that they are there even if the first answer has ended; the
+last partly filled page is copied when somebody writes to it. It works without the prefix cache, too. Held pages are given up
+before anybody is preempted for want of them: then the next sibling computes the prompt.
 """
 
 from __future__ import annotations
@@ -45,14 +46,22 @@ class Siblings:
             group.leader = request
         return group.leader is not request
 
+    def followers(self, request: Request) -> list[Request]:
+        """Who can draw its first token where this request does: siblings whose prompt it has just computed for them."""
+        group = self._group_of.get(request)
+        if group is None or group.leader is not request or group.block_table:
+            return []
+        others = [other for other, its in self._group_of.items() if its is group and other is not request]
+        return [other for other in others if not other.num_generated_tokens and other.score_from is None]
+
     def can_share(self, request: Request) -> bool:
         """Whether the prompt's pages are here for this request. Who wants its prompt scored must compute it."""
         group = self._group_of.get(request)
         return group is not None and bool(group.block_table) and request.score_from is None
 
     def share(self, request: Request) -> None:
-        """Give a request that holds no pages all of the prompt but its last token, which has to run for an answer."""
-        self._cache.fork(self._group_of[request].block_table, request, request.num_prompt_tokens - 1)
+        """Give a request that holds no pages all of the prompt; the token that it has drawn has to run next."""
+        self._cache.fork(self._group_of[request].block_table, request, request.num_prompt_tokens)
         self.leave(request)
 
     def computed(self, request: Request) -> None:
@@ -61,7 +70,7 @@ class Siblings:
         if group is None:
             return
         if group.num_members > 1 and not group.block_table:
-            group.block_table = self._cache.hold(request, request.num_prompt_tokens - 1)
+            group.block_table = self._cache.hold(request, request.num_prompt_tokens)
             self._holding.append(group)
         self.leave(request)
 

@@ -95,6 +95,15 @@ class TokenMasks(Masks, Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Another request with the text of a row: it draws its first token from the same logits."""
+
+    request_id: int
+    params: SamplingParams
+    grammar: Masks | None = None
+
+
 @dataclass(slots=True)
 class StepRow:
     """One sequence's share of a step: compute `token_ids` at positions `start, start + 1, ...`.
@@ -120,6 +129,7 @@ class StepRow:
     # From this position on, the row yields the log-probability of each next token that is the prompt's; None: of none.
     score_from: int | None = None
     grammar: Masks | None = None  # what the next tokens may be; None: anything
+    draws: tuple[Draw, ...] = ()  # with `sample`: who else goes on from this text
     pool: range | None = None  # positions, of this row and of others, whose states are summed; None: of a text to go on
 
 
@@ -160,6 +170,7 @@ class RowResult:
     logprobs: tuple[TokenLogprob, ...] = ()
     error: str | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # of the positions that `StepRow.score_from` asked for
+    draws: tuple[RowResult, ...] = ()  # of `StepRow.draws`, in order, or none at all
     # Sum of the normed states at this row's positions in `StepRow.pool`, float32 `[hidden]`; None: it has none of them.
     pooled: Vector | None = field(default=None, compare=False)
 

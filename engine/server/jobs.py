@@ -233,10 +233,11 @@ class Jobs:
             ),
         )
         if (longest := max(map(len, prompts))) >= room:
+            beam = options.params.beam
+            holds = f"{room} tokens of a request" if beam is None else f"{room} tokens for each of {beam.width} beams"
             raise ApiError(
                 400,
-                f"The prompt has {longest} tokens and at least 1 must be generated, but this engine holds {room} "
-                "tokens of a request.",
+                f"The prompt has {longest} tokens and at least 1 must be generated, but this engine holds {holds}.",
                 code="context_length_exceeded",
                 param=dialect.prompt_field,
             )

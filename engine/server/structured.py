@@ -97,8 +97,10 @@ def _regex(param: str, value: object) -> Format:
 
 
 def _choice(param: str, value: object) -> Format:
-    if not isinstance(value, list) or not value or not all(isinstance(item, str) and item for item in value):
+    if not isinstance(value, list) or not _are(str, value):
         raise _wrong(param, "a list of texts, at least one")
+    if "" in value:
+        raise InvalidRequest(f"'{param}[{value.index('')}]' is empty: an answer is a text.", param=param)
     return Format(param, lark.choice(value))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -123,6 +124,13 @@ class FakeRunner:
         if not row.sample:
             return RowResult(row.request_id, prompt_logprobs=tuple(scored))
         tokens = _allowed([_token(kv) for kv in states[first - 1 :]], row)
+        draws = tuple(
+            RowResult(
+                draw.request_id,
+                tuple(_allowed([_token(states[first - 1])], replace(row, grammar=draw.grammar, num_drafts=0))),
+            )
+            for draw in row.draws
+        )
         drafts = row.token_ids[first:]
         held = next((i for i, draft in enumerate(drafts) if draft != tokens[i]), len(drafts))
         tokens = tokens[: held + 1]
@@ -131,7 +139,7 @@ class FakeRunner:
             for token in tokens:
                 top = tuple((token + i, -0.5 - i) for i in range(row.params.logprobs))
                 logprobs.append(TokenLogprob(token, -0.5, top))
-        return RowResult(row.request_id, tuple(tokens), tuple(logprobs), prompt_logprobs=tuple(scored))
+        return RowResult(row.request_id, tuple(tokens), tuple(logprobs), prompt_logprobs=tuple(scored), draws=draws)
 
 
 class Clairvoyant:

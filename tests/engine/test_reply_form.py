@@ -9,6 +9,7 @@ import jsonschema
 import numpy as np
 import pytest
 
+from backends.protocol import ChatRequest, Message
 from engine.chat_template import CHATML, ChatTemplate
 from engine.grammar import lark
 from engine.grammar.compiling import Compiler, Vocabulary
@@ -19,7 +20,7 @@ from engine.server.structured import Format
 from engine.server.tools.families import FAMILIES, Tool
 from engine.server.tools.harmony import MARKERS
 from engine.server.tools.prompting import tell
-from engine.server.tools.request import ToolUse
+from engine.server.tools.request import ToolUse, read_tools
 from engine.types import GrammarFailed
 
 CONTROL = ["<end>", "[TOOL_CALLS]", "<|python_tag|>", "<|tool_call|>", "<|/tool_call|>", *MARKERS]
@@ -200,6 +201,19 @@ def test_only_the_markers_of_the_form_are_shown_to_the_parser() -> None:
     assert form.markers(Asked()) == frozenset()
     assert form.markers(Asked(tools=use())) == {IDS["<|tool_call|>"], IDS["<|/tool_call|>"]}
     assert len(ReplyForm.choose(FORMS["harmony"], IDS).markers(Asked())) == len(MARKERS)
+
+
+def test_allowed_tools_are_all_that_the_model_is_told_of() -> None:
+    definitions = [{"type": "function", "function": {"name": name}} for name in ("f", "g", "h")]
+    for mode in ("auto", "required"):
+        allowed = {"mode": mode, "tools": [definitions[2], definitions[0]]}
+        choice = {"type": "allowed_tools", "allowed_tools": allowed}
+        request = ChatRequest("m", [Message("user", "x")], tools=definitions, tool_choice=choice)
+        use = read_tools(request)
+        assert use is not None
+        assert [tool.name for tool in use.tools] == ["f", "h"]
+        assert use.definitions == [definitions[0], definitions[2]]
+        assert use.required == (mode == "required")
 
 
 def test_a_model_whose_template_knows_no_tools_is_told_in_the_system_message() -> None:

@@ -143,7 +143,7 @@ def test_wrong_arguments_and_models_end_with_a_message(tmp_path, smollm2_path):
     assert "bad.gguf" in broken.stderr
     bounds = run_engine("--model", str(smollm2_path), "--max-num-seqs", "64", "--max-num-batched-tokens", "8")
     assert bounds.returncode == 1
-    assert "max_num_batched_tokens (8) must be at least max_num_seqs (64)" in bounds.stderr
+    assert "--max-num-batched-tokens (8) must be at least --max-num-seqs (64)" in bounds.stderr
     # Only the core can find this out; the server reports it and ends.
     small = run_engine("--model", str(smollm2_path), "--port", "0", "--kv-cache-bytes", "1000")
     assert small.returncode == 1

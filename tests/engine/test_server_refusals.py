@@ -21,6 +21,27 @@ CHAT_REFUSALS = [
         "tool_choice.function.name",
     ),
     (
+        {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": [TOOL]}}},
+        "invalid_value",
+        "tool_choice.allowed_tools.mode",
+    ),
+    (
+        {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
+        "invalid_value",
+        "tool_choice.allowed_tools.tools",
+    ),
+    (
+        {
+            "tools": [TOOL],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto", "tools": [TOOL, {"type": "function", "function": {"name": "g"}}]},
+            },
+        },
+        "invalid_value",
+        "tool_choice.allowed_tools.tools[1].function.name",
+    ),
+    (
         {"tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {"not": {}}}}]},
         "invalid_grammar",
         "tools",
@@ -37,6 +58,8 @@ CHAT_REFUSALS = [
     ({"structured_outputs": {"regex": "a("}}, "invalid_grammar", "structured_outputs.regex"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "invalid_type", "structured_outputs"),
     ({"structured_outputs": {"choice": []}}, "invalid_type", "structured_outputs.choice"),
+    ({"guided_choice": ["a", ""]}, "invalid_value", "guided_choice[1]"),
+    ({"stop": ["a", "b", "c", "d", "e"]}, "array_too_long", "stop"),
     ({"structured_outputs": {"json": "{"}}, "invalid_value", "structured_outputs.json"),
     (
         {"structured_outputs": {"whitespace_pattern": " "}},

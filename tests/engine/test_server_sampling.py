@@ -36,6 +36,23 @@ def test_echo_with_logprobs_covers_the_prompt(server, prompt):
         assert all(one == pytest.approx(other, abs=1e-3) for one, other in both)
 
 
+def test_a_prompt_alone_is_scored(server):
+    want = server.complete(PROMPT, max_tokens=1, echo=True, logprobs=1)["choices"][0]["logprobs"]
+    for fields in ({}, {"n": 2}, {"n": 1, "best_of": 3}):
+        answer = server.complete([PROMPT] * 2, max_tokens=0, echo=True, logprobs=1, **fields)
+        assert answer["usage"]["completion_tokens"] == 0
+        assert len(answer["choices"]) == 2 * fields.get("n", 1)
+        for choice in answer["choices"]:
+            assert (choice["text"], choice["finish_reason"]) == (PROMPT, "length")
+            assert choice["logprobs"]["tokens"] == want["tokens"][:-1]
+            assert choice["logprobs"]["token_logprobs"][1:] == pytest.approx(want["token_logprobs"][1:-1], abs=1e-4)
+    told = events(server.post("/v1/completions", prompt=PROMPT, max_tokens=0, echo=True, logprobs=1, stream=True))
+    assert "".join(choice["text"] for event in told for choice in event["choices"]) == PROMPT
+    for wrong in ({"prompt": PROMPT}, {"prompt": PROMPT, "echo": True, "beam_width": 2}):
+        error = server.post("/v1/completions", max_tokens=0, **wrong).json()["error"]
+        assert error["param"] == "max_tokens"
+
+
 def test_a_stream_echoes_with_the_same_logprobs(server):
     fields = {"prompt": PROMPT, "max_tokens": 3, "echo": True, "logprobs": 1, "ignore_eos": True, "n": 2, "seed": 1}
     whole = server.post("/v1/completions", **fields).json()["choices"]
@@ -210,4 +227,5 @@ def test_more_beams_than_rows_or_pages_are_refused(server):
     response = server.post("/v1/completions", prompt=[504] * (limit - 1), beam_width=64)
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "context_length_exceeded"
+    assert "tokens for each of 64 beams" in response.json()["error"]["message"]
     assert MODEL

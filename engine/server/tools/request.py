@@ -11,11 +11,13 @@ from engine.server.tools.families import Tool
 
 _NAME = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 _CHOICES = 'must be "none", "auto", "required" or {"type": "function", "function": {"name": …}}'
+_ALLOWED = "tool_choice.allowed_tools"
+_FUNCTION = 'must be {"type": "function", "function": {"name": …}}'
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What may be called. `definitions`: as the client sent them, for the template."""
+    """What may be called. `definitions`: as the client sent them, for the template, which is told of no other tool."""
 
     tools: tuple[Tool, ...]
     definitions: list[Json]
@@ -49,7 +51,11 @@ def read_tools(request: ChatRequest) -> ToolUse | None:
     if not tools or choice == "none":
         return None
     named = None
-    if isinstance(choice, dict):
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        choice, allowed = _allowed(choice.get("allowed_tools"), names)
+        definitions = [d for d, tool in zip(definitions, tools, strict=True) if tool.name in allowed]
+        tools = [tool for tool in tools if tool.name in allowed]
+    elif isinstance(choice, dict):
         named = _named(choice, names)
     elif choice not in (None, "auto", "required"):
         raise InvalidRequest(f"'tool_choice' {_CHOICES}.", param="tool_choice")
@@ -81,12 +87,22 @@ def _tool(definition: Json, where: str) -> Tool:
     return Tool(name, parameters or {"type": "object", "properties": {}}, function.get("strict") is True)
 
 
-def _named(choice: Json, names: list[str]) -> str:
+def _allowed(value: object, names: list[str]) -> tuple[str, set[str]]:
+    """The mode and the names of OpenAI's `allowed_tools`."""
+    if not isinstance(value, dict) or value.get("mode") not in ("auto", "required"):
+        raise InvalidRequest(f"'{_ALLOWED}' must have a 'mode', \"auto\" or \"required\".", param=f"{_ALLOWED}.mode")
+    listed = value.get("tools")
+    if not isinstance(listed, list) or not listed or not all(isinstance(tool, dict) for tool in listed):
+        raise InvalidRequest(f"'{_ALLOWED}.tools' must be a list of tools, at least one.", param=f"{_ALLOWED}.tools")
+    return value["mode"], {_named(tool, names, f"{_ALLOWED}.tools[{i}]") for i, tool in enumerate(listed)}
+
+
+def _named(choice: Json, names: list[str], where: str = "tool_choice") -> str:
     function = choice.get("function")
     name = function.get("name") if isinstance(function, dict) else None
     if choice.get("type") != "function" or not isinstance(name, str):
-        raise InvalidRequest(f"'tool_choice' {_CHOICES}.", param="tool_choice")
+        raise InvalidRequest(f"'{where}' {_CHOICES if where == 'tool_choice' else _FUNCTION}.", param=where)
     if name not in names:
-        where = "tool_choice.function.name"
+        where = f"{where}.function.name"
         raise InvalidRequest(f"'{where}' is '{name[:64]}', the tools are {', '.join(names)[:300]}.", param=where)
     return name
