@@ -17,6 +17,15 @@ TASKS: tuple[AskedTask, ...] = get_args(AskedTask)
 _BATCHING = MicroBatching()
 
 
+class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter that the core is to load under `adapter_id`, a number above 0 that no other one had or will have."""
+
+    adapter_id: int
+    path: str
+    bounded: bool = False  # it must lie below `EngineConfig.lora_dir`
+    digest: str = ""  # of its content, where it was loaded before: another one is refused
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of one engine. None means: chosen by the engine from the model and the machine."""
 
@@ -35,6 +44,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     speculative: Speculative = "off"
     num_speculative_tokens: int = 4
     draft_model_path: str | None = None  # with `speculative` "draft", and only then
+    max_loras: int = 0  # adapters at a time; 0: none, and nothing is kept ready for them
+    max_lora_rank: int = 64
+    lora_dir: str | None = None  # below it lie those that may be loaded while the engine runs; None: none may
+    adapters: tuple[AdapterEntry, ...] = ()  # to be loaded at start
     task: AskedTask = "auto"
     max_batch_size: int = _BATCHING.max_batch_size
     max_wait_ms: float = _BATCHING.max_wait_ms

@@ -17,10 +17,14 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
+from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
+from engine.adapters.store import AdapterStore, LoadedAdapter, no_adapters
 from engine.block_pool import BlockPool, PoolCorrupt
 from engine.config import EngineConfig
 from engine.grammar.anteroom import Anteroom
@@ -36,6 +40,7 @@ from engine.messages import (
     Fatal,
     FrameReader,
     FromCore,
+    LoadAdapter,
     NewRequest,
     Output,
     Pages,
@@ -46,6 +51,7 @@ from engine.messages import (
     Stats,
     Step,
     ToCore,
+    UnloadAdapter,
     encode_frame,
     to_core_decoder,
 )
@@ -76,12 +82,14 @@ class EngineCore:
         connection: socket.socket,
         grammars: Grammars,
         batching: MicroBatching = MicroBatching(),
+        adapters: AdapterStore[Any] | None = None,
     ) -> None:
-        """`batching`: of texts to be pooled."""
+        """`batching`: of texts to be pooled. `adapters`: the runner and the scheduler know those loaded."""
         self._batching = batching
         self._runner = runner
         self._scheduler = scheduler
         self._anteroom = Anteroom(grammars, scheduler.config.max_waiting)
+        self._adapters: AdapterStore[Any] = adapters or no_adapters()
         self._connection = connection
         self._frames = FrameReader()
         self._stats_changed = False
@@ -100,6 +108,7 @@ class EngineCore:
         """
         while self._drain(0.0 if self._scheduler.has_work else None) and self._gather():
             self._admit_compiled()
+            self._tell_of_adapters()
             if self._scheduler.has_work:
                 self._step()
             elif self._stats_changed:
@@ -123,7 +132,17 @@ class EngineCore:
     def announce(self, ready: Ready) -> None:
         """Tell the other side that requests may come. The first snapshot goes ahead, so its metrics are true then."""
         self._send(Step([], self.stats()))
+        self._tell_of_adapters()
         self._send(ready)
+
+    def _tell_of_adapters(self) -> None:
+        """Between two steps, adapters come and go."""
+        for news in self._adapters.news(self._adapters_in_use):
+            self._send(news)
+
+    def _adapters_in_use(self) -> Iterable[int]:
+        running = (request.adapter for request in self._scheduler.requests())
+        return chain(running, (request.adapter for request in self._anteroom.requests()))
 
     # --- input ---------------------------------------------------------------------------------------------------
 
@@ -147,7 +166,8 @@ class EngineCore:
         `seconds`: how long to wait for it where there is nothing yet; None: as long as it takes.
         """
         if seconds != 0:
-            select.select([self._connection.fileno(), self._anteroom.fileno()], [], [], seconds)
+            sources = (self._connection, self._anteroom, self._adapters)
+            select.select([source.fileno() for source in sources], [], [], seconds)
         while True:
             try:
                 data = self._connection.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)
@@ -171,6 +191,10 @@ class EngineCore:
                 self._stats_changed = True
                 self._anteroom.leave(request_ids)
                 self._scheduler.abort(request_ids, stopped=stopped)
+            case LoadAdapter(entry):
+                self._adapters.ask(entry)
+            case UnloadAdapter(adapter_id):
+                self._adapters.leave(adapter_id)
             case Ping(number):
                 age = None if self._last_step_end is None else time.monotonic() - self._last_step_end
                 self._send(Pong(number, age))
@@ -283,8 +307,9 @@ def build_scheduler(
     end_token_ids: frozenset[int],
     speculator: Speculator | None = None,
     pooling: PoolingSpec | None = None,
+    adapters: Mapping[int, LoadedAdapter] = MappingProxyType({}),
 ) -> Scheduler:
-    """The scheduler that fits the runner's cache geometry and context length. `pooling`: see `Roster`."""
+    """The scheduler that fits the runner's cache geometry and context length. `pooling`, `adapters`: see `Roster`."""
     geometry = runner.geometry
     cache = PrefixCache(
         BlockPool(geometry.num_blocks),
@@ -300,7 +325,9 @@ def build_scheduler(
         max_waiting=config.max_waiting,
         max_model_len=runner.max_model_len,
     )
-    return Scheduler(bounds, cache, eos_token_ids=end_token_ids, speculator=speculator, pooling=pooling)
+    return Scheduler(
+        bounds, cache, eos_token_ids=end_token_ids, speculator=speculator, pooling=pooling, adapters=adapters
+    )
 
 
 def load_model(config: EngineConfig, connection: socket.socket) -> tuple[EngineCore, Ready]:
@@ -308,6 +335,8 @@ def load_model(config: EngineConfig, connection: socket.socket) -> tuple[EngineC
     from engine import threads
 
     num_threads = threads.configure(config.threads)  # before anything imports torch
+    from engine.adapters.opening import open_adapters
+    from engine.adapters.targets import adapter_values
     from engine.loader import open_model
     from engine.runner import load_runner
     from engine.tokenizer import Tokenizer, end_ids
@@ -331,12 +360,14 @@ def load_model(config: EngineConfig, connection: socket.socket) -> tuple[EngineC
         max_num_drafts=0 if config.speculative == "off" else MOST_DRAFTS,
         draft=None if draft is None else draft.spec,
         pooling=pooling,
+        adapter_values=config.max_loras * adapter_values(model.spec, config.max_lora_rank),
     )
+    adapters = open_adapters(config, runner)
     speculator = load_speculator(config, runner, draft, threads=num_threads)
     grammars = Grammars(lambda: Compiler(Vocabulary.of(Tokenizer(model.info), model.spec.vocab_size)))
-    scheduler = build_scheduler(config, runner, digest, end_token_ids, speculator, pooling)
+    scheduler = build_scheduler(config, runner, digest, end_token_ids, speculator, pooling, adapters.loaded)
     batching = MicroBatching(config.max_batch_size, config.max_wait_ms)
-    core = EngineCore(runner, scheduler, connection, grammars, batching)
+    core = EngineCore(runner, scheduler, connection, grammars, batching, adapters)
     return core, core.ready(digest, time.monotonic() - start)
 
 

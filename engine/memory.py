@@ -128,6 +128,7 @@ class Demand:
     max_num_seqs: int
     max_num_batched_tokens: int
     kv_cache_bytes: int | None = None
+    adapter_values: int = 0  # numbers in all adapters that there may be at a time
 
     def plan(self, storage: Storage) -> MemoryPlan:
         """What this takes when stored so."""
@@ -158,6 +159,7 @@ class Demand:
             loading_bytes=0 if storage.on_gpu else loading + 4 * _DECODING_COPIES * PIECE_VALUES,
             scratch_bytes=scratch_bytes(spec, self.max_num_batched_tokens, self.max_num_seqs, storage.element_bytes),
             kv_cache_bytes=self.kv_cache_bytes or pages * self.block_size * per_token,
+            adapter_bytes=self.adapter_values * storage.element_bytes,
             decoded=tuple(sorted(decoded)),
         )
 
@@ -174,16 +176,17 @@ class MemoryPlan:
     scratch_bytes: int
     kv_cache_bytes: int
     decoded: tuple[str, ...] = field(default=())  # encodings without a packed form, where others were to be packed
+    adapter_bytes: int = 0  # kept ready for adapters
 
     @property
     def weights_bytes(self) -> int:
-        """What the weights take once they are loaded, all copies counted."""
+        """What the model's weights take once they are loaded, all copies counted."""
         return self.packed_bytes + self.dense_bytes + self.embedding_bytes + self.table_bytes
 
     @property
     def without_kv_bytes(self) -> int:
         """The most that is held at a time, the KV cache apart."""
-        return self.weights_bytes + max(self.loading_bytes, self.scratch_bytes)
+        return self.weights_bytes + self.adapter_bytes + max(self.loading_bytes, self.scratch_bytes)
 
     @property
     def total_bytes(self) -> int:
@@ -198,6 +201,7 @@ class MemoryPlan:
             f"{self.embedding_bytes:,} embedding",
             f"{self.table_bytes:,} norms and rotary table",
             f"{self.kv_cache_bytes:,} KV cache",
+            *([f"{self.adapter_bytes:,} adapters"] if self.adapter_bytes else []),
             f"{max(self.loading_bytes, self.scratch_bytes):,} to load and to compute",
         )
         return (
@@ -215,14 +219,16 @@ class MemoryLedger:
     scratch_bytes: int
     kv_bytes_per_token: int
     kv_capacity_tokens: int
+    adapter_bytes: int = 0  # kept ready for adapters, whether or not they are there
 
     @property
     def total_bytes(self) -> int:
-        return self.weights_bytes + self.kv_cache_bytes + self.scratch_bytes
+        return self.weights_bytes + self.adapter_bytes + self.kv_cache_bytes + self.scratch_bytes
 
     def as_dict(self) -> dict[str, int]:
         return {
             "weights_bytes": self.weights_bytes,
+            "adapter_bytes": self.adapter_bytes,
             "kv_cache_bytes": self.kv_cache_bytes,
             "scratch_bytes": self.scratch_bytes,
             "total_bytes": self.total_bytes,

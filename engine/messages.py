@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from engine.config import AdapterEntry
 from engine.types import FinishReason, SamplingParams, TokenLogprob
 
 MAX_FRAME_BYTES = 256 * 1024 * 1024
@@ -28,6 +29,7 @@ class NewRequest(msgspec.Struct, array_like=True, frozen=True):
     group: int | None = None
     grammar: str | None = None  # what the answer must be, as `engine.grammar` writes it
     prediction: tuple[int, ...] = ()  # what the client expects the answer to be, or to hold
+    adapter: int = 0  # the id of a loaded adapter; 0: none
 
 
 class Add(msgspec.Struct, array_like=True, tag=1, frozen=True):
@@ -147,6 +149,40 @@ class Fatal(msgspec.Struct, array_like=True, tag=15, frozen=True):
     message: str
 
 
+class LoadAdapter(msgspec.Struct, array_like=True, tag=6, frozen=True):
+    """Load an adapter beside the running steps; `AdapterLoaded` or `AdapterFailed` answers."""
+
+    entry: AdapterEntry
+
+
+class UnloadAdapter(msgspec.Struct, array_like=True, tag=7, frozen=True):
+    """Let an adapter go when its last request has ended; `AdapterGone` answers. No request may name it any more."""
+
+    adapter_id: int
+
+
+class AdapterLoaded(msgspec.Struct, array_like=True, tag=21, frozen=True):
+    """Requests may name it. `digest`: of its content, hex."""
+
+    adapter_id: int
+    digest: str
+    rank: int
+    num_bytes: int
+
+
+class AdapterFailed(msgspec.Struct, array_like=True, tag=22, frozen=True):
+    """It is not there, and why."""
+
+    adapter_id: int
+    message: str
+
+
+class AdapterGone(msgspec.Struct, array_like=True, tag=23, frozen=True):
+    """Its memory is free."""
+
+    adapter_id: int
+
+
 class Template(msgspec.Struct, array_like=True, frozen=True):
     """What the process of the chat template is to render from now on; it answers with a `Rendered` of no text."""
 
@@ -175,8 +211,8 @@ class Rendered(msgspec.Struct, array_like=True, frozen=True):
     too_long: int | None = None
 
 
-ToCore = Add | Abort | Ping
-FromCore = Step | Rejected | Pong | Ready | Pages | Fatal
+ToCore = Add | Abort | Ping | LoadAdapter | UnloadAdapter
+FromCore = Step | Rejected | Pong | Ready | Pages | Fatal | AdapterLoaded | AdapterFailed | AdapterGone
 
 _encoder = msgspec.msgpack.Encoder()
 to_core_decoder: msgspec.msgpack.Decoder[ToCore] = msgspec.msgpack.Decoder(ToCore)

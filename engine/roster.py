@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
+from engine.adapters.store import LoadedAdapter
 from engine.beams import Beams, check_beams
 from engine.block_pool import PoolCorrupt
 from engine.limits import NeverFits, QueueFull, SchedulerConfig, check_length
@@ -46,12 +47,14 @@ class Roster:
         *,
         eos_token_ids: frozenset[int],
         speculator: Speculator | None = None,
+        adapters: Mapping[int, LoadedAdapter] = MappingProxyType({}),
         pooling: PoolingSpec | None = None,
     ) -> None:
         """`pooling`: every request is a text of which a vector is made; None: every one is to be continued."""
         self.config = config
         self.cache = cache
         self.speculator = speculator or Speculator()
+        self._adapters = adapters
         self.pooling = pooling
         self.stats = SchedulerStats()
         # What one sequence can hold at most, so that the oldest request alone always fits.
@@ -99,6 +102,8 @@ class Roster:
                 check_beams(request, max_num_seqs=self.config.max_num_seqs, room=self._room(request))
             if request.request_id in self._requests or request.request_id in self._beams:
                 raise NeverFits(f"Request id {request.request_id} is in use.")
+            if request.adapter and request.adapter not in self._adapters:
+                raise NeverFits("The adapter is not loaded any more.")
             check_length(
                 len(request.prompt_token_ids),
                 self.config,
@@ -154,7 +159,8 @@ class Roster:
             num_prompt_tokens=len(prompt),
             params=new.params,
             max_total_tokens=min(len(prompt) + new.params.max_tokens, self.max_total_tokens),
-            cache_root=self.cache.root(new.cache_salt),
+            cache_root=self.cache.root(new.cache_salt, self._adapters[new.adapter].digest if new.adapter else b""),
+            adapter=new.adapter,
             prediction=new.prediction,
             grammar=grammar,
             pool=None if self.pooling is None else self.pooling.positions(len(prompt)),

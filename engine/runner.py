@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from engine.adapters.low_rank import AdapterWeights, StepAdapters
+from engine.adapters.peft import read_adapter
 from engine.kernels.jit_monitor import monitor as jit_monitor
 from engine.layers import native
 from engine.layers.attention import AttentionBackend, AttentionConfig, LongArray, StepGeometry
@@ -60,8 +62,10 @@ class ModelRunner:
         precision: str = "auto",
         max_num_drafts: int = 0,
         pooler: Pooler | None = None,
+        adapter_bytes: int = 0,
     ) -> None:
-        """`pooler`: what makes vectors of texts, in place of the sampler."""
+        """`pooler`: what makes vectors of texts, in place of the sampler. `adapter_bytes`: what the adapters that come
+        later may take; 0: there will be none."""
         config = attention.config
         self.spec: ModelSpec = decoder.spec
         self.max_model_len = max_model_len
@@ -73,6 +77,10 @@ class ModelRunner:
         self._config = config
         self._precision = precision
         self._max_num_drafts = max_num_drafts
+        self._adapter_bytes = adapter_bytes
+        self.adapters = StepAdapters(config.device)
+        if adapter_bytes:
+            decoder.adapt(self.adapters)
         self._pooler = pooler
 
     @torch.inference_mode()
@@ -87,7 +95,7 @@ class ModelRunner:
             return []
         geometry = step_geometry(rows, self._config.block_size, self.max_model_len)
         token_ids = np.concatenate([np.asarray(row.token_ids, dtype=np.int64) for row in rows])
-        row_faults = self._token_faults(token_ids, geometry)
+        row_faults = self._token_faults(token_ids, geometry) | self.adapters.begin(rows, geometry.query_starts)
         if plan.copies:
             self._copy_pages(plan.copies)
         self.attention.begin(geometry)
@@ -189,7 +197,16 @@ class ModelRunner:
             ),
             kv_bytes_per_token=self.geometry.bytes_per_token,
             kv_capacity_tokens=(config.num_blocks - 1) * config.block_size,
+            adapter_bytes=self._adapter_bytes,
         )
+
+    def load_adapter(self, folder: Path, *, most_rank: int) -> AdapterWeights:
+        """The adapter in `folder`, ready for `adapters.loaded`; may be called beside the steps.
+
+        Raises ModelFileError as `read_adapter`.
+        """
+        adapter = read_adapter(folder, self.spec, most_rank=most_rank)
+        return AdapterWeights(adapter, self._config.dtype, self._config.device)
 
     @property
     def kv_element_bytes(self) -> int:
@@ -269,6 +286,7 @@ def load_runner(
     max_num_drafts: int = 0,
     draft: ModelSpec | None = None,
     pooling: PoolingSpec | None = None,
+    adapter_values: int = 0,
 ) -> ModelRunner:
     """Load a model, open already or the path of one, for serving.
 
@@ -277,7 +295,8 @@ def load_runner(
     for few rows, bfloat16 for many). `max_model_len` None: the model's own. `kv_cache_bytes` None: by the memory free.
     `device` None: "cuda" where there is one, else "cpu". `threads`: what `engine.threads.configure` returned.
     `max_num_drafts`: in one step. `draft`: the model that makes them; it will be loaded next, with as many pages.
-    `pooling`: make vectors of texts, or scores, in place of answers.
+    `pooling`: make vectors of texts, or scores, in place of answers. `adapter_values`: numbers in all adapters that
+    will be there at a time, `engine.adapters.targets.adapter_values`; 0: none will.
 
     Raises ModelFileError (the file), EngineMemoryError (it does not fit), ValueError (a parameter out of range).
     """
@@ -305,6 +324,7 @@ def load_runner(
         max_num_seqs=max_num_seqs + max_num_drafts,  # each draft has logits of its own
         max_num_batched_tokens=max_num_batched_tokens,
         kv_cache_bytes=kv_cache_bytes,
+        adapter_values=adapter_values,
     )
     policy, plan = choose_policy(precision, target, demand)
     draft_bytes = 0 if draft is None else draft.num_parameters * policy.dtype.itemsize
@@ -348,6 +368,7 @@ def load_runner(
         precision=precision,
         max_num_drafts=max_num_drafts,
         pooler=None if pooling is None else Pooler(head, target),
+        adapter_bytes=plan.adapter_bytes,
     )
     runner.warm_up()
     jit_monitor.mark_warm()

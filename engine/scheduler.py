@@ -131,6 +131,7 @@ class Scheduler(Roster):
                 num_prompt_tokens=request.num_prompt_tokens,
                 num_drafts=len(proposed),
                 grammar=request.grammar,
+                adapter=request.adapter,
                 score_from=request.score_from,
                 draws=tuple(Draw(r.request_id, r.params, r.grammar) for r in self._siblings.followers(request))
                 if start + count == request.num_prompt_tokens

@@ -129,6 +129,7 @@ class StepRow:
     # From this position on, the row yields the log-probability of each next token that is the prompt's; None: of none.
     score_from: int | None = None
     grammar: Masks | None = None  # what the next tokens may be; None: anything
+    adapter: int = 0  # the id of the adapter that changes the model for this row; 0: none
     draws: tuple[Draw, ...] = ()  # with `sample`: who else goes on from this text
     pool: range | None = None  # positions, of this row and of others, whose states are summed; None: of a text to go on
 

@@ -43,6 +43,10 @@ class Anteroom:
     def __len__(self) -> int:
         return sum(len(party.requests) for party in self._parties)
 
+    def requests(self) -> Iterable[NewRequest]:
+        """All that wait here."""
+        return (request for party in self._parties for request in party.requests)
+
     def fileno(self) -> int:
         """Readable when `ready` may have something."""
         return self._grammars.fileno()

@@ -1,9 +1,9 @@
-"""Values of a config.json by their keys, checked for their type. A key that is null counts as left out."""
+"""Values of a config.json, or a file like it, by their keys, checked for their type. A key that is null counts as left out."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,21 @@ _MOST = 2**48
 class HfValues:
     """A JSON object of the file `path`, with `defaults` for keys left out. Faults are ModelFileErrors."""
 
-    def __init__(self, path: Path, content: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    def __init__(
+        self, path: Path, content: Mapping[str, Any], defaults: Mapping[str, Any], *, remedy: str = _AGAIN
+    ) -> None:
+        """`remedy`: what to do about a fault."""
         self.path = path
         self._content = content
         self._defaults = defaults
+        self._remedy = remedy
 
-    def fault(self, problem: str, remedy: str = _AGAIN) -> ModelFileError:
+    def fault(self, problem: str, remedy: str | None = None) -> ModelFileError:
         """The error to raise for something in this file."""
-        return ModelFileError(self.path, problem, remedy)
+        return ModelFileError(self.path, problem, self._remedy if remedy is None else remedy)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._content)
 
     def __contains__(self, key: str) -> bool:
         return self._get(key) is not None
@@ -79,7 +86,7 @@ class HfValues:
             return None
         if not isinstance(value, Mapping):
             raise self._wrong(key, value, "an object")
-        return HfValues(self.path, value, {})
+        return HfValues(self.path, value, {}, remedy=self._remedy)
 
     def _get(self, key: str, default: Any = None) -> Any:
         value = self._content.get(key)

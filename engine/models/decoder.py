@@ -9,11 +9,13 @@ It knows nothing of pages, requests or devices: those are the attention backend'
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
+from engine.adapters.low_rank import AdaptedLinear, StepAdapters
+from engine.adapters.targets import Product
 from engine.layers.attention import AttentionBackend
 from engine.layers.blocks_native import build_blocks
 from engine.layers.linear import Linear, LinearPolicy, build_linear, decode
@@ -75,6 +77,13 @@ class Decoder:
         self.output = build_linear([source.output()], policy, out_dtype=torch.float32) if output else None
         # All blocks in one call, where the machine and the weights allow it; None: one operation after the other.
         self.blocks = build_blocks(spec, self.layers, attention, policy.dtype)
+        self._adapters: StepAdapters | None = None
+
+    def adapt(self, adapters: StepAdapters) -> None:
+        """Let the adapters of each step change the products of the blocks, from now on; the call for all blocks knows
+        none, so a step with adapters goes the other way. Call it once."""
+        self._adapters = adapters
+        self.layers = [_adapted(layer, index, adapters) for index, layer in enumerate(self.layers)]
 
     def _vector(self, values: FloatArray) -> torch.Tensor:
         return torch.from_numpy(np.array(values, dtype=np.float32)).to(self._device)
@@ -126,7 +135,8 @@ class Decoder:
         ops, tokens, eps = self.ops, token_ids.shape[0], self.spec.norm_eps
         embedded = self._embedding.index_select(0, token_ids)  # [tokens, hidden]
         residual = embedded.float()  # the sum of all blocks' outputs, kept in float32
-        if self.blocks is not None and self.blocks.serves(tokens):
+        is_plain = self._adapters is None or not self._adapters.groups
+        if self.blocks is not None and is_plain and self.blocks.serves(tokens):
             delta = self.blocks(residual, positions)
         else:
             delta = self.run_blocks(embedded, residual, positions)
@@ -170,3 +180,17 @@ class Decoder:
             raise ValueError("this decoder was built without an output matrix")
         logits, softcap = self.output(hidden).float(), self.spec.logit_softcap
         return torch.tanh(logits / softcap) * softcap if softcap else logits
+
+
+def _adapted(layer: Layer, index: int, adapters: StepAdapters) -> Layer:
+    """The block with products that adapters can change; experts stay as they are."""
+
+    def adapted(product: Product, inner: Linear) -> AdaptedLinear:
+        return AdaptedLinear(inner, adapters, (index, product))
+
+    mlp = layer.mlp
+    if isinstance(mlp, GatedMlp):
+        gate_up, down = adapted(Product.GATE_UP, mlp.gate_up), adapted(Product.DOWN, mlp.down)
+        mlp = replace(mlp, gate_up=gate_up, down=down)
+    output = adapted(Product.ATTENTION_OUTPUT, layer.attention_output)
+    return replace(layer, qkv=adapted(Product.QKV, layer.qkv), attention_output=output, mlp=mlp)

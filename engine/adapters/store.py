@@ -1,0 +1,135 @@
+"""The core's adapters: loaded in a thread, put in place between two steps, dropped when nobody uses them any more.
+
+    LoadAdapter ──→ a thread reads it ──→ in place          UnloadAdapter ──→ leaving ── its last request ends ──→ gone
+
+So loading holds up no step, and no request loses its adapter while it runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, SimpleQueue
+from typing import Generic, Protocol, TypeVar
+
+from engine.config import AdapterEntry
+from engine.loader.errors import ModelFileError
+from engine.messages import AdapterFailed, AdapterGone, AdapterLoaded
+
+log = logging.getLogger("engine.adapters")
+
+
+class LoadedAdapter(Protocol):
+    """What the core must know of an adapter. `digest`: of its content; equal ones may share cached pages."""
+
+    @property
+    def digest(self) -> bytes: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
+
+
+A = TypeVar("A", bound=LoadedAdapter)
+
+
+def no_adapters() -> AdapterStore[LoadedAdapter]:
+    """The store of an engine that takes none."""
+
+    def never(entry: AdapterEntry) -> LoadedAdapter:
+        raise AssertionError(f"{entry} was let in")
+
+    return AdapterStore({}, never, 0)
+
+
+class AdapterStore(Generic[A]):
+    """At most `most` adapters, those that are being loaded or are about to go among them."""
+
+    def __init__(self, loaded: dict[int, A], load: Callable[[AdapterEntry], A], most: int) -> None:
+        """`loaded`: by id, read by the runner and the scheduler. `load` is called in the thread; what it raises ends
+        as a message."""
+        self.loaded = loaded
+        self._load = load
+        self._most = most
+        self._pending: set[int] = set()
+        self._leaving: set[int] = set()
+        self._done: SimpleQueue[tuple[AdapterEntry, A | str]] = SimpleQueue()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="adapters")
+        self._wake, self._woken = os.pipe()
+        os.set_blocking(self._wake, False)
+
+    def fileno(self) -> int:
+        """Readable when `news` may have something."""
+        return self._wake
+
+    def ask(self, entry: AdapterEntry) -> None:
+        """Have an adapter loaded; `news` tells how that ended."""
+        if len(self.loaded) + len(self._pending) >= self._most:
+            self._finish(entry, f"{self._most} adapters are loaded, as many as '--max-loras' allows. Unload one first")
+            return
+        self._pending.add(entry.adapter_id)
+        self._thread.submit(lambda: self._finish(entry, self._loaded_or_why(entry)))
+
+    def load_now(self, entry: AdapterEntry) -> None:
+        """Load an adapter in this thread, before there are steps; `news` tells of it.
+
+        Raises ModelFileError as `load`, but for one that was there before: then `news` tells why it is missing.
+        """
+        self._finish(entry, self._loaded_or_why(entry) if entry.digest else self._load(entry))
+
+    def leave(self, adapter_id: int) -> None:
+        """Drop an adapter as soon as nobody uses it, also one that is still being loaded."""
+        self._leaving.add(adapter_id)
+
+    def news(self, in_use: Callable[[], Iterable[int]]) -> list[AdapterLoaded | AdapterFailed | AdapterGone]:
+        """Put in place what has been loaded, and drop what may go. `in_use`: the adapters of living requests."""
+        told: list[AdapterLoaded | AdapterFailed | AdapterGone] = []
+        for entry, result in self._take():
+            self._pending.discard(entry.adapter_id)
+            told.append(self._put_in_place(entry, result))
+        if self._leaving - self._pending:
+            going = self._leaving - self._pending - set(in_use())
+            self._leaving -= going
+            told += [AdapterGone(i) for i in sorted(going) if self.loaded.pop(i, None) is not None]
+        return told
+
+    def close(self) -> None:
+        """End the thread, after what it is loading."""
+        self._thread.shutdown(cancel_futures=True)
+        os.close(self._wake)
+        os.close(self._woken)
+
+    def _loaded_or_why(self, entry: AdapterEntry) -> A | str:
+        try:
+            adapter = self._load(entry)
+        except ModelFileError as error:
+            return str(error)
+        except Exception as error:
+            log.exception("adapter %s cannot be loaded", entry.path)
+            return f"{entry.path}: {type(error).__name__}: {error}"
+        if entry.digest and adapter.digest.hex() != entry.digest:
+            return f"{entry.path}: its content is not what was loaded under this name any more. Load it anew"
+        return adapter
+
+    def _put_in_place(self, entry: AdapterEntry, result: A | str) -> AdapterLoaded | AdapterFailed:
+        if isinstance(result, str):
+            return AdapterFailed(entry.adapter_id, result)
+        self.loaded[entry.adapter_id] = result
+        return AdapterLoaded(entry.adapter_id, result.digest.hex(), result.rank, result.num_bytes)
+
+    def _finish(self, entry: AdapterEntry, result: A | str) -> None:
+        self._done.put((entry, result))
+        os.write(self._woken, b"\0")
+
+    def _take(self) -> Iterable[tuple[AdapterEntry, A | str]]:
+        try:
+            os.read(self._wake, 1 << 16)
+        except BlockingIOError:
+            return
+        while True:
+            try:
+                yield self._done.get_nowait()
+            except Empty:
+                return
