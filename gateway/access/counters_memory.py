@@ -46,6 +46,7 @@ class MemoryLimiter:
         self._expiries: list[tuple[float, str]] = []
         self._month = 0
         self._month_ends_at = 0.0
+        self._month_left_s = 0.0  # when the clocks were last looked at
         self.expired_holds = 0
         self._turn_month()
         for scope, amount in (spent or {}).items():
@@ -65,10 +66,10 @@ class MemoryLimiter:
             return earlier
         if admission.tokens < 0 or admission.cost_nanousd < 0:
             raise ValueError(f"a hold needs amounts >= 0: {admission}")
-        taken = [(scope, self._counters(scope.id)) for scope in admission.scopes]
+        taken = self._with_counters(admission.scopes)
         try:
             for scope, counters in taken:
-                check(scope, counters, admission, now, self._month_left_s())
+                check(scope, counters, admission, now, self._month_left_s)
         except Refused as refused:
             refused.standing = standing(taken, now)
             raise
@@ -79,12 +80,14 @@ class MemoryLimiter:
         now = self._clock()
         self._reclaim(now)
         if admission.hold_id not in self._holds:
-            self._take(admission, [(scope, self._counters(scope.id)) for scope in admission.scopes], now)
+            self._take(admission, self._with_counters(admission.scopes), now)
 
     def _take(self, admission: Admission, taken: list[tuple[Scope, Counters]], now: float) -> Grant:
         for scope, counters in taken:
-            counters.requests.used += scope.requests_per_minute is not None
-            counters.tokens.used += admission.tokens if scope.tokens_per_minute is not None else 0
+            if scope.requests_per_minute is not None:
+                counters.requests.used += 1
+            if scope.tokens_per_minute is not None:
+                counters.tokens.used += admission.tokens
             counters.parallel += 1
             counters.held += admission.cost_nanousd
         expires = now + admission.ttl_s
@@ -114,18 +117,21 @@ class MemoryLimiter:
             # Settled holds leave their expiries behind: sweep before they outnumber the living.
             self._expiries = [(other.expires_s, other.hold_id) for other in self._holds.values()]
             heapq.heapify(self._expiries)
-        taken = self._taken(hold)
+        taken = self._with_counters(hold.scopes)
+        was_open, this_month = hold.state == "open", hold.month == self._month
         for scope, counters in taken:
             if scope.tokens_per_minute is not None:
-                counters.tokens.drain(now, scope.tokens_per_minute)
-                counters.tokens.used = max(0.0, counters.tokens.used + tokens - hold.tokens)
-            if hold.state == "open":
+                bucket = counters.tokens
+                bucket.drain(now, scope.tokens_per_minute)
+                used = bucket.used + tokens - hold.tokens
+                bucket.used = used if used > 0.0 else 0.0
+            if was_open:
                 counters.parallel -= 1
-            if hold.month == counters.month:
+            if this_month:
                 counters.settled += cost_nanousd
-                if hold.state == "open":
+                if was_open:
                     counters.held -= hold.cost_nanousd
-        if hold.month == self._month:
+        if this_month:
             for scope_id in hold.unlimited:
                 self._counters(scope_id).settled += cost_nanousd
         return standing(taken, now)
@@ -137,10 +143,10 @@ class MemoryLimiter:
         if hold is None or hold.state != "open":
             return False
         more_tokens, more_cost = max(0, tokens - hold.tokens), max(0, cost_nanousd - hold.cost_nanousd)
-        taken = self._taken(hold)
+        taken = self._with_counters(hold.scopes)
         for scope, counters in taken:
             if hold.month == counters.month:
-                check_raise(scope, counters, more_cost, self._month_left_s())
+                check_raise(scope, counters, more_cost, self._month_left_s)
         for scope, counters in taken:
             if scope.tokens_per_minute is not None:
                 counters.tokens.drain(now, scope.tokens_per_minute)
@@ -154,12 +160,12 @@ class MemoryLimiter:
 
     async def budget_used(self, scopes: Iterable[Scope]) -> dict[str, float]:
         self._reclaim(self._clock())
-        return budget_used([(scope, self._counters(scope.id)) for scope in scopes])
+        return budget_used(self._with_counters(scopes))
 
     async def standings(self, scopes: Iterable[Scope]) -> list[ScopeStanding]:
         """Where each scope stands now; nothing is taken."""
         self._reclaim(self._clock())
-        seen = [(scope, self._counters(scope.id)) for scope in scopes]
+        seen = self._with_counters(scopes)
         now = self._clock()  # not before the counters that were made just now
         return [scope_standing(scope, counters, now) for scope, counters in seen]
 
@@ -172,26 +178,23 @@ class MemoryLimiter:
         counters = self._counters(scope_id)
         return counters.settled, counters.held
 
-    def _taken(self, hold: Hold) -> list[tuple[Scope, Counters]]:
-        return [(scope, self._counters(scope.id)) for scope in hold.scopes]
-
-    def _month_left_s(self) -> float:
-        return self._month_ends_at - self._wall_clock()
+    def _with_counters(self, scopes: Iterable[Scope]) -> list[tuple[Scope, Counters]]:
+        known = self._scopes
+        return [(scope, known.get(scope.id) or self._counters(scope.id)) for scope in scopes]
 
     def _counters(self, scope_id: str) -> Counters:
         counters = self._scopes.get(scope_id)
         if counters is None:
             now = self._clock()
             counters = self._scopes[scope_id] = Counters(self._month, Bucket(at_s=now), Bucket(at_s=now))
-        if counters.month != self._month:
-            # A new month: holds of the old one settle into the old one, as their ledger rows do.
-            counters.month, counters.settled, counters.held = self._month, 0, 0
         return counters
 
     def _reclaim(self, now: float) -> None:
         """Give back holds that nobody settled in time, and turn the month when it is time."""
-        if self._wall_clock() >= self._month_ends_at:
+        wall_s = self._wall_clock()
+        if wall_s >= self._month_ends_at:
             self._turn_month()
+        self._month_left_s = self._month_ends_at - wall_s
         while self._expiries and self._expiries[0][0] <= now:
             _, hold_id = heapq.heappop(self._expiries)
             hold = self._holds.get(hold_id)
@@ -205,7 +208,7 @@ class MemoryLimiter:
                 del self._holds[hold_id]
 
     def _expire(self, hold: Hold, now: float) -> None:
-        for _, counters in self._taken(hold):
+        for _, counters in self._with_counters(hold.scopes):
             counters.parallel -= 1
             if hold.month == counters.month:
                 counters.held -= hold.cost_nanousd
@@ -216,3 +219,6 @@ class MemoryLimiter:
 
     def _turn_month(self) -> None:
         self._month, self._month_ends_at = month_of(self._wall_clock())
+        for counters in self._scopes.values():
+            # Holds of the old month settle into the old one, as their ledger rows do.
+            counters.month, counters.settled, counters.held = self._month, 0, 0

@@ -39,8 +39,15 @@ class Bucket(msgspec.Struct):
     at_s: float = 0.0
 
     def drain(self, now_s: float, limit: int) -> None:
-        self.used = max(0.0, self.used - (now_s - self.at_s) * limit / 60.0)
-        self.at_s = now_s
+        if now_s != self.at_s:
+            used = self.used - (now_s - self.at_s) * limit / 60.0
+            self.used = used if used > 0.0 else 0.0
+            self.at_s = now_s
+
+    def excess(self, amount: int, now_s: float, limit: int) -> float:
+        """By how much `amount` would be too much now. More than a whole bucket waits for a full one and overdraws it."""
+        self.drain(now_s, limit)
+        return self.used + (amount if amount < limit else limit) - limit
 
 
 class Counters(msgspec.Struct):
@@ -60,31 +67,28 @@ def check(scope: Scope, counters: Counters, admission: Admission, now_s: float, 
     Raises:
         LimitExceeded, BudgetExhausted: it does not.
     """
-    label = scope.label or scope.id
     if scope.parallel is not None and counters.parallel >= scope.parallel:
         most = _counted(scope.parallel, "request")
+        label = scope.label or scope.id
         text = f"{label} allows {most} at a time; running now: {counters.parallel}. Try again when one has ended."
         raise LimitExceeded(scope.id, "parallel", SOON_S, text)
-    if scope.requests_per_minute is not None:
-        counters.requests.drain(now_s, scope.requests_per_minute)
-        _check_bucket(scope.id, label, "requests_per_minute", counters.requests, scope.requests_per_minute, 1)
-    if scope.tokens_per_minute is not None:
-        counters.tokens.drain(now_s, scope.tokens_per_minute)
-        _check_bucket(scope.id, label, "tokens_per_minute", counters.tokens, scope.tokens_per_minute, admission.tokens)
+    # Draining in floats leaves dust; a millionth of a request is nobody's.
+    limit = scope.requests_per_minute
+    if limit is not None and (excess := counters.requests.excess(1, now_s, limit)) > DUST:
+        raise _too_many(scope, "requests_per_minute", limit, excess, 1)
+    limit = scope.tokens_per_minute
+    if limit is not None and (excess := counters.tokens.excess(admission.tokens, now_s, limit)) > DUST:
+        raise _too_many(scope, "tokens_per_minute", limit, excess, admission.tokens)
     if scope.budget_nanousd is not None:
         _check_budget(scope, scope.budget_nanousd, counters, admission.cost_nanousd, month_left_s)
 
 
-def _check_bucket(scope_id: str, label: str, kind: LimitKind, bucket: Bucket, limit: int, amount: int) -> None:
-    # More than a whole bucket waits for a full one, then overdraws it.
-    excess = bucket.used + min(amount, limit) - limit
-    # Draining in floats leaves dust; a millionth of a request is nobody's.
-    if excess > DUST:
-        room = "the next one" if kind == "requests_per_minute" else f"the {amount} tokens of this request"
-        wait = excess * 60.0 / limit
-        most = _counted(limit, "request" if kind == "requests_per_minute" else "token")
-        text = f"{label} allows {most} per minute; there is room for {room} in {wait:.1f} s."
-        raise LimitExceeded(scope_id, kind, wait, text)
+def _too_many(scope: Scope, kind: LimitKind, limit: int, excess: float, amount: int) -> LimitExceeded:
+    room = "the next one" if kind == "requests_per_minute" else f"the {amount} tokens of this request"
+    wait = excess * 60.0 / limit
+    most = _counted(limit, "request" if kind == "requests_per_minute" else "token")
+    text = f"{scope.label or scope.id} allows {most} per minute; there is room for {room} in {wait:.1f} s."
+    return LimitExceeded(scope.id, kind, wait, text)
 
 
 def _counted(number: int, what: str) -> str:
@@ -142,19 +146,20 @@ def grant(hold_id: str, taken: Sequence[tuple[Scope, Counters]]) -> Grant:
 
 def standing(scopes: Iterable[tuple[Scope, Counters]], now_s: float | None = None) -> Standing:
     """Where a request's scopes stand, each kind by its tightest scope. Drains the buckets to `now_s`, if given."""
-    requests: list[tuple[int, float, int]] = []
-    tokens: list[tuple[int, float, int]] = []
-    parallel: list[tuple[int, int]] = []
+    requests: _State = _NO_LIMIT
+    tokens: _State = _NO_LIMIT
+    remaining_parallel = limit_parallel = None
     for scope, counters in scopes:
         if scope.requests_per_minute is not None:
-            requests.append(_state(scope.requests_per_minute, counters.requests, now_s))
+            requests = _tightest(requests, scope.requests_per_minute, counters.requests, now_s)
         if scope.tokens_per_minute is not None:
-            tokens.append(_state(scope.tokens_per_minute, counters.tokens, now_s))
-        if scope.parallel is not None:
-            parallel.append((max(0, scope.parallel - counters.parallel), scope.parallel))
-    remaining_requests, reset_requests, limit_requests = min(requests, default=(None, None, None))
-    remaining_tokens, reset_tokens, limit_tokens = min(tokens, default=(None, None, None))
-    remaining_parallel, limit_parallel = min(parallel, default=(None, None))
+            tokens = _tightest(tokens, scope.tokens_per_minute, counters.tokens, now_s)
+        if (limit := scope.parallel) is not None:
+            left = limit - counters.parallel if limit > counters.parallel else 0
+            if limit_parallel is None or (left, limit) < (remaining_parallel, limit_parallel):
+                remaining_parallel, limit_parallel = left, limit
+    remaining_requests, reset_requests, limit_requests = requests
+    remaining_tokens, reset_tokens, limit_tokens = tokens
     return Standing(
         limit_requests=limit_requests,
         remaining_requests=remaining_requests,
@@ -178,11 +183,17 @@ def scope_standing(scope: Scope, counters: Counters, now_s: float) -> ScopeStand
     )
 
 
-def _state(limit: int, bucket: Bucket, now_s: float | None) -> tuple[int, float, int]:
-    """Remaining, seconds until full, limit: in the order that makes the tightest the smallest."""
+# Remaining, seconds until full, limit: in the order that makes the tightest the smallest.
+_State = tuple[int, float, int] | tuple[None, None, None]
+_NO_LIMIT: Final = (None, None, None)
+
+
+def _tightest(known: _State, limit: int, bucket: Bucket, now_s: float | None) -> _State:
     if now_s is not None:
         bucket.drain(now_s, limit)
-    return max(0, int(limit - bucket.used + DUST)), bucket.used * 60.0 / limit, limit
+    left = limit - bucket.used + DUST
+    state = int(left) if left > 0 else 0, bucket.used * 60.0 / limit, limit
+    return state if known[0] is None or state < known else known
 
 
 def budget_used(scopes: Iterable[tuple[Scope, Counters]]) -> dict[str, float]:
