@@ -18,7 +18,7 @@ from bench.report import Row, report
 from engine import threads as engine_threads
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig
-from engine.limits import SchedulerConfig
+from engine.limits import NUM_DRAFTS, SchedulerConfig
 from engine.messages import NewRequest
 from engine.prefix_cache import PrefixCache
 from engine.scheduler import Scheduler
@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=Path("var/models/smollm2-135m"))
     parser.add_argument("--draft-model", type=Path)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--drafts", type=int, default=4)
+    parser.add_argument("--drafts", type=int, default=NUM_DRAFTS)
     parser.add_argument("--precision", default="auto", choices=("auto", "float32", "bfloat16"))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--runs", type=int, default=3)

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 # A row of the vocabulary is drawn from, or ranked, beside at most so many others: the copies that this takes, float64
 # ones among them, are several times as large as the logits.
 DRAWN_AT_ONCE = 16
+# Drafts of one request in one step, where nobody says otherwise. They are checked in a row of one token more, and the
+# compiled attention takes rows of up to so many tokens where their pages lie.
+NUM_DRAFTS = 4
 
 
 class NeverFits(ValueError):

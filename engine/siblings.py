@@ -2,8 +2,8 @@
 
 All of them draw their first tokens from the one row that ends the prompt, each with its own parameters. While they wait
 for rows, their group holds the prompt's pages itself, so that they are there even if the first answer has ended; the
-last partly filled page is copied when somebody writes to it. It works without the prefix cache, too. Held pages are given up
-before anybody is preempted for want of them: then the next sibling computes the prompt.
+last partly filled page is copied when somebody writes to it. It works without the prefix cache, too. Held pages are
+given up before anybody is preempted for want of them: then the next sibling computes the prompt.
 """
 
 from __future__ import annotations

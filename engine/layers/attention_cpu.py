@@ -15,9 +15,10 @@ import torch
 
 from engine.layers.attention import AttentionConfig, StepGeometry
 from engine.layers.attention_native import build_native
+from engine.limits import NUM_DRAFTS
 
 # Rows with up to this many new tokens go through the compiled kernel token by token; longer ones gather.
-_NATIVE_MAX_QUERY = 4
+_NATIVE_MAX_QUERY = NUM_DRAFTS + 1
 
 
 @dataclass(frozen=True, slots=True)

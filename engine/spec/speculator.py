@@ -11,6 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from engine.limits import NUM_DRAFTS
 from engine.prefix_cache import PrefixCache
 from engine.request import Request
 from engine.spec.pace import StepCost, after_checking, after_pausing, allot
@@ -35,7 +36,7 @@ class Speculator:
     """One proposer and what is known of its worth."""
 
     def __init__(
-        self, proposer: Proposer | None = None, num_speculative_tokens: int = 4, *, adaptive: bool = True
+        self, proposer: Proposer | None = None, num_speculative_tokens: int = NUM_DRAFTS, *, adaptive: bool = True
     ) -> None:
         """`proposer` None: no speculation. `num_speculative_tokens`: drafts of one request in one step, at most.
         `adaptive` False: always as many as there can be.
