@@ -26,10 +26,9 @@ import msgspec
 from cache.promise.events import NO_REGIME, Event, Lesson, Refit
 from cache.promise.keeper import Keeper, Unusable, name_of
 from cache.promise.rule import Rule
-from cache.replicas.link import DatasetLost, Link, RedisAway, RedisFull, Told, ended
+from cache.replicas.link import RETRY_S, DatasetLost, Link, RedisAway, RedisFull, Told, until_one_fails
 
 _log = logging.getLogger(__name__)
-RETRY_S: Final = 0.5
 MOST_UNSENT: Final = 4000
 _FIT_MS: Final = 2000
 # The log keeps twenty times as many.
@@ -173,24 +172,18 @@ class Lessons:
                 await asyncio.sleep(RETRY_S)
 
     async def _session(self) -> None:
-        tasks: list[asyncio.Task[None]] = []
         try:
             await self._link.open()
             await self._join()
             self.connected, self._complained = True, False
             _log.info("sharing with other cache processes what promises learn")
-            tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._send())]
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            await until_one_fails(self._follow(), self._send())
         finally:
-            outcomes = await ended(tasks)
             self.connected = False
             if self._shared:
                 self._shared = False
                 self._learn_alone()
             await self._link.close()
-        for error in outcomes:
-            if isinstance(error, Exception):
-                raise error
 
     # -- joining -----------------------------------------------------------------------------------------------------
 

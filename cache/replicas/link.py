@@ -7,7 +7,7 @@ catches `RedisAway` calls `close` and `open` again: no connection is used after 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -22,6 +22,8 @@ SCRIPT: Final = (Path(__file__).parent / "shared.lua").read_text()
 PREFIX: Final = "{tierline}:cache"
 # How long Redis may take: nobody waits for it on the way of a request.
 TIMEOUT_S: Final = 2.0
+# How often to look for a Redis that is away.
+RETRY_S: Final = 0.5
 _BLOCK_MS: Final = 500
 _CHANGES_AT_ONCE: Final = 200
 _IDS_AT_ONCE: Final = 500
@@ -256,7 +258,19 @@ def _told(place: bytes, fields: Hash) -> Told:
     )
 
 
-async def ended(tasks: list[asyncio.Task[None]]) -> list[BaseException | None]:
+async def until_one_fails(*work: Coroutine[Any, Any, None]) -> None:
+    """Do all of it until some fails, or this is cancelled; then none of it runs any more. Raises what failed."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        outcomes = await _ended(tasks)
+    for error in outcomes:
+        if isinstance(error, Exception):
+            raise error
+
+
+async def _ended(tasks: list[asyncio.Task[None]]) -> list[BaseException | None]:
     """Cancel tasks and wait for them: more than once, because the client of Redis may swallow a cancellation."""
     while running := [task for task in tasks if not task.done()]:
         for task in running:

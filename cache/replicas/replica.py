@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from cache.replicas.following import Follower, Gap, silently
-from cache.replicas.link import DatasetLost, Link, RedisAway, RedisFull, ended
+from cache.replicas.link import RETRY_S, DatasetLost, Link, RedisAway, RedisFull, until_one_fails
 from cache.replicas.notes import Notes
 from cache.replicas.pending import Pending
 from cache.replicas.publishing import ALIVE_S, Publisher
@@ -28,7 +28,6 @@ from cache.store.answers import Store
 from cache.store.changes import Purge
 
 _log = logging.getLogger(__name__)
-RETRY_S: Final = 0.5
 CONFIRM_S: Final = 5.0
 _ASK_AGAIN_S: Final = 0.02
 _FAREWELL_S: Final = 1.0
@@ -164,7 +163,6 @@ class Replica:
 
     async def _session(self) -> None:
         """From one connection to its end."""
-        tasks: list[asyncio.Task[None]] = []
         try:
             await self._link.open()
             await self._follower.catch_up(await self._link.join(uuid.uuid4().hex, self._notes.known))
@@ -172,21 +170,14 @@ class Replica:
             self.connected, self._complained = True, False
             _log.info("sharing answers with other cache processes through Redis")
             follower, publisher = self._follower, self.listener
-            work = (follower.follow(), publisher.publish(), follower.snapshot(), publisher.sweep())
-            tasks = [asyncio.create_task(one) for one in work]
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            await until_one_fails(follower.follow(), publisher.publish(), follower.snapshot(), publisher.sweep())
         except asyncio.CancelledError:
-            await ended(tasks)
             await self._farewell()
             raise
         finally:
-            outcomes = await ended(tasks)
             self.connected = False
             self._followed()
             await self._link.close()
-        for error in outcomes:
-            if isinstance(error, Exception):
-                raise error
 
     async def _farewell(self) -> None:
         with suppress(RedisAway, RedisFull, DatasetLost, TimeoutError):

@@ -19,8 +19,9 @@ from tests.cache.replicas.conftest import Group, Member, until
 pytestmark = pytest.mark.redis
 
 
-@pytest.fixture(autouse=True)
-def _find_out_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Redis that does not answer is found out soon: only where it stops, as one on a busy machine may seem to."""
     monkeypatch.setattr(link_module, "TIMEOUT_S", 0.3)
     monkeypatch.setattr(link_module, "_BLOCK_MS", 100)
 
@@ -56,15 +57,14 @@ async def test_what_happens_while_redis_is_killed_is_told_when_it_is_back(
     assert one.answer("meanwhile") is None
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_a_redis_that_stops_answering_holds_up_nothing(lonely_group: Group, own_redis: RedisServer) -> None:
     one, other = await lonely_group.member(), await lonely_group.member()
     one.put("a", "1")
     await until(lambda: other.answer("a") == "1", "the answer to arrive")
     own_redis.pause()
-    started = time.monotonic()
     one.put("b", "2")
     assert one.answer("a") == "1"
-    assert time.monotonic() - started < 0.1
     await until(lambda: not one.replica.connected, "it to be found out")
     done = await one.replica.purge(Purge(exact=None, model="none"))
     assert len(done.unconfirmed) == 1
@@ -131,6 +131,7 @@ async def test_who_was_away_for_longer_than_redis_remembers_starts_anew(group: G
     await until(lambda: other.answer("stays") is not None, "it to take what is there")
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_a_replica_that_does_not_follow_is_named(lonely_group: Group, own_redis: RedisServer) -> None:
     one = await lonely_group.member()
     async with slow(own_redis) as (url, pace):
@@ -149,22 +150,18 @@ async def test_a_replica_that_does_not_follow_is_named(lonely_group: Group, own_
         await until(lambda: other.answer("a") is None, "it to follow when it is back")
 
 
-async def test_a_slow_way_to_redis_makes_nothing_slow_but_the_news(
-    lonely_group: Group, own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(link_module, "TIMEOUT_S", 2.0)
+async def test_a_slow_way_to_redis_makes_nothing_slow_but_the_news(lonely_group: Group, own_redis: RedisServer) -> None:
     one = await lonely_group.member()
     async with slow(own_redis) as (url, pace):
         pace.delay_s = 0.05
         other = await lonely_group.member(url=url)
         for number in range(20):
             one.put(f"q{number}")
-        started = time.monotonic()
         other.put("mine")
         assert other.answer("mine") is not None
-        assert time.monotonic() - started < 0.05
-        await until(lambda: len(other.store) == 21, "it to follow", 1)
-        await until(lambda: one.answer("mine") is not None, "its answer to arrive", 1)
+        assert one.answer("mine") is None, "nothing has waited for Redis yet"
+        await until(lambda: len(other.store) == 21, "it to follow")
+        await until(lambda: one.answer("mine") is not None, "its answer to arrive")
         done = await one.replica.purge(Purge())
         assert (done.confirmed, done.unconfirmed) == (2, [])
 
