@@ -40,7 +40,6 @@
 #define CACHED_BYTES (128 << 10)
 #define UNROLL _Pragma("GCC unroll 16")
 
-typedef int16_t i16v __attribute__((vector_size(2 * LANES)));
 typedef int8_t i8v __attribute__((vector_size(LANES)));
 
 /* One block of a row of x, and what turns sums of products back into floats. */
@@ -55,6 +54,39 @@ typedef struct {
     float step, sum;
 } x_block;
 
+/* The bits of the largest magnitude in the block at `at`: magnitudes order as integers do, infinity and then NaN last.
+ * And the block in integers, written to `out`; returns their sum. */
+#if USE_AVX2 /* eight at a time: compilers go through vectors of sixteen one by one */
+INLINE __m256 load_eight(const void *x, long at, int type) {
+    if (type != BF16) return _mm256_loadu_ps((const float *)x + at);
+    __m128i halves = _mm_loadu_si128((const __m128i *)((const uint16_t *)x + at));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+}
+
+INLINE uint32_t largest_magnitude(const void *x, long at, int type) {
+    __m256i largest = _mm256_setzero_si256(), magnitude = _mm256_set1_epi32(0x7fffffff);
+    UNROLL for (int i = 0; i < BLOCK; i += 8)
+        largest = _mm256_max_epi32(largest, _mm256_and_si256(_mm256_castps_si256(load_eight(x, at + i, type)), magnitude));
+    __m128i four = _mm_max_epi32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
+    four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+}
+
+INLINE int32_t put_integers(const void *x, long at, int type, float inverse, x_block *out) {
+    __m256i sum = _mm256_setzero_si256();
+    UNROLL for (int i = 0; i < BLOCK; i += 16) {
+        __m256i low = _mm256_cvtps_epi32(_mm256_mul_ps(load_eight(x, at + i, type), _mm256_set1_ps(inverse)));
+        __m256i high = _mm256_cvtps_epi32(_mm256_mul_ps(load_eight(x, at + i + 8, type), _mm256_set1_ps(inverse)));
+        sum = _mm256_add_epi32(sum, _mm256_add_epi32(low, high));
+        __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
+        words = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xd8), 0xd8);
+        memcpy(out->values + i, &words, sizeof words);
+    }
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+}
+#else
 #if USE_VNNI
 INLINE uint32_t largest_lane(u32v v) { return _mm512_reduce_max_epu32((__m512i)v); }
 INLINE int32_t add_lanes(i32v v) { return _mm512_reduce_add_epi32((__m512i)v); }
@@ -71,41 +103,46 @@ INLINE int32_t add_lanes(i32v v) {
 }
 #endif
 
-INLINE void quantise(const void *x, long at, x_block *out, int type) {
+INLINE uint32_t largest_magnitude(const void *x, long at, int type) {
     f32v values[2] = {load(x, at, type), load(x, at + LANES, type)};
     u32v bits[2];
     memcpy(bits, values, sizeof bits);
-    bits[0] &= 0x7fffffff; /* magnitudes order as integers do, infinity and then NaN last */
+    bits[0] &= 0x7fffffff;
     bits[1] &= 0x7fffffff;
     u32v take = (u32v)(bits[0] > bits[1]);
-    uint32_t largest_bits = largest_lane((take & bits[0]) | (~take & bits[1]));
-    float largest;
-    memcpy(&largest, &largest_bits, sizeof largest);
-    if (largest_bits >= 0x7f800000) { /* integers cannot carry infinity or NaN: let the block's step do so */
-        memset(out, 0, sizeof *out);
-        out->step = out->sum = NAN;
-        return;
-    }
-    float step = largest / 32512.0f, inverse = largest > 1e-30f ? 1.0f / step : 0.0f;
+    return largest_lane((take & bits[0]) | (~take & bits[1]));
+}
+
+INLINE int32_t put_integers(const void *x, long at, int type, float inverse, x_block *out) {
     i32v sum = {0};
     for (int half = 0; half < 2; half++) {
-        i32v value = to_nearest(values[half] * inverse);
+        i32v value = to_nearest(load(x, at + LANES * half, type) * inverse);
 #if USE_VNNI
         i32v high = (value + 128) >> 8;
         i8v high8 = __builtin_convertvector(high, i8v), low8 = __builtin_convertvector(value - high * 256, i8v);
         memcpy(out->high + LANES * half, &high8, sizeof high8);
         memcpy(out->low + LANES * half, &low8, sizeof low8);
-#elif USE_AVX2
-        __m256i words = (__m256i)__builtin_convertvector(value, i16v);
-        words = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xd8), 0xd8);
-        memcpy(out->values + LANES * half, &words, sizeof words);
 #else
         store(out->values, LANES * half, __builtin_convertvector(value, f32v), F32);
 #endif
         sum += value;
     }
+    return add_lanes(sum);
+}
+#endif
+
+INLINE void quantise(const void *x, long at, x_block *out, int type) {
+    uint32_t bits = largest_magnitude(x, at, type);
+    float largest;
+    memcpy(&largest, &bits, sizeof largest);
+    if (bits >= 0x7f800000) { /* integers cannot carry infinity or NaN: let the block's step do so */
+        memset(out, 0, sizeof *out);
+        out->step = out->sum = NAN;
+        return;
+    }
+    float step = largest / 32512.0f, inverse = largest > 1e-30f ? 1.0f / step : 0.0f;
     out->step = step;
-    out->sum = (float)add_lanes(sum) * step; /* of the rounded values: y is then exactly w times them */
+    out->sum = (float)put_integers(x, at, type, inverse, out) * step; /* of the rounded values: y is exactly w times them */
 }
 
 /* The sums of 16 outputs for `rows` rows of x, whose blocks lie side by side: [blocks][rows]. */
