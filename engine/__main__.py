@@ -19,7 +19,7 @@ from edge.limits import Limits
 from edge.server import Server
 from engine.chat_template import ChatTemplateError
 from engine.client import EngineClient
-from engine.config import PRECISIONS, SPECULATIVE, EngineConfig
+from engine.config import PRECISIONS, SPECULATIVE, TASKS, EngineConfig
 from engine.flags import with_flags
 from engine.lifeline import watch_lifeline
 from engine.limits import SchedulerConfig
@@ -79,6 +79,19 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         help="proposed per request and step, at most; fewer where they do not pay (%(default)s)",
     )
     add("--draft-model", help="small model of the same vocabulary, for '--speculative draft': path or pulled name")
+    add("--task", choices=TASKS, default="auto", help="what to do with texts (default: what the model is made for)")
+    add(
+        "--max-batch-size",
+        type=_integer(1),
+        default=defaults.max_batch_size,
+        help="texts to embed or score that are worth no further wait for others (%(default)s)",
+    )
+    add(
+        "--max-wait-ms",
+        type=_number(0, 10_000),
+        default=defaults.max_wait_ms,
+        help="how long such a text may wait for others (%(default)s)",
+    )
     add("--temperature", type=_number(0, 2), help="where a request names none (default: as the model recommends, or 1)")
     add("--top-p", type=_number(0, 1), help="where a request names none (default: as the model recommends, or 1)")
     add("--no-recommended-sampling", action="store_true", help="leave aside what the model's authors recommend")
@@ -210,7 +223,10 @@ def main(arguments: list[str]) -> int:
         draft = _find_draft_model(options)
         said = GenerationDefaults(options.temperature, options.top_p)
         parsers = {"tool_parser": options.tool_parser, "reasoning_parser": options.reasoning_parser}
-        model = Model.load(path, name, said, recommended=not options.no_recommended_sampling, **parsers)
+        recommended = not options.no_recommended_sampling
+        model = Model.load(path, name, said, recommended=recommended, **parsers, task=options.task)
+        if model.pooling is not None and options.speculative != "off":
+            raise ValueError("'--speculative' is for models that generate text, and this one does not")
         listener = _listen(options.host, options.port)
     except (ModelFileError, ChatTemplateError, FileNotFoundError, ValueError) as error:
         print(f"error: {with_flags(str(error))}", file=sys.stderr)
@@ -234,6 +250,9 @@ def main(arguments: list[str]) -> int:
         speculative=options.speculative,
         num_speculative_tokens=options.num_speculative_tokens,
         draft_model_path=None if draft is None else str(draft),
+        task=options.task,
+        max_batch_size=options.max_batch_size,
+        max_wait_ms=options.max_wait_ms,
     )
     import uvloop
 

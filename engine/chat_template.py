@@ -79,6 +79,7 @@ class ChatTemplate:
             tree = self._environment.parse(self.source)
             self.fields = _fields(tree)
             self.variables = frozenset(node.name for node in tree.find_all(nodes.Name) if node.ctx == "load")
+            self.constants = frozenset(node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))
         except (jinja2.TemplateSyntaxError, RecursionError) as error:
             raise _broken(error) from error
         self.tool_template: ChatTemplate | None = None

@@ -40,6 +40,8 @@ from engine.messages import (
 )
 from engine.metrics import EngineMetrics
 from engine.page_feed import PageFeed
+from engine.pooled_text import PooledText
+from engine.types import SamplingParams
 
 log = logging.getLogger("engine.client")
 
@@ -106,7 +108,7 @@ class EngineClient:
         self._watchdog_seconds = watchdog_seconds
         self._state = "starting"
         self._detail: str | None = None
-        self._answers: dict[int, Answer] = {}
+        self._answers: dict[int, Answer | PooledText] = {}
         self._ids = itertools.count(1)
         self._pings: dict[int, asyncio.Future[Pong]] = {}
         self._connection: _Connection | None = None
@@ -268,7 +270,20 @@ class EngineClient:
         self._connection.send(Add(requests))
         return answers
 
-    def abort(self, answers: Iterable[Answer]) -> None:
+    def pool(self, prompt_token_ids: list[int], cache_salt: str | None = None) -> PooledText:
+        """Send a text of which a vector is to be made. A refusal reaches it as its error.
+
+        Raises:
+            EngineDown: there is no core to send it to.
+        """
+        if self._connection is None or self.ready is None:
+            raise EngineDown(f"The engine is {self._state}. Try again in a few seconds.")
+        text = PooledText(next(self._ids), len(prompt_token_ids))
+        self._answers[text.request_id] = text
+        self._connection.send(Add([NewRequest(text.request_id, prompt_token_ids, SamplingParams(), cache_salt)]))
+        return text
+
+    def abort(self, answers: Iterable[Answer | PooledText]) -> None:
         """Give answers up: their pages are free before the next step. Harmless for those that have ended."""
         self._end(answers, AnswerAborted("The answer was aborted."), "abort")
 
@@ -276,7 +291,7 @@ class EngineClient:
         """End every open answer with `EngineDown` and tell its reader why."""
         self._end(self._answers.values(), EngineDown(message), "error")
 
-    def _end(self, answers: Iterable[Answer], error: EngineError, end_reason: str) -> None:
+    def _end(self, answers: Iterable[Answer | PooledText], error: EngineError, end_reason: str) -> None:
         open_answers = [answer for answer in answers if answer.end_reason is None]
         if open_answers:
             self._send(Abort([answer.request_id for answer in open_answers]))
@@ -284,7 +299,7 @@ class EngineClient:
             answer.fail(error, end_reason)
             self._close(answer)
 
-    def _close(self, answer: Answer) -> None:
+    def _close(self, answer: Answer | PooledText) -> None:
         """Forget an answer that has ended. Outputs that still arrive for it are dropped."""
         del self._answers[answer.request_id]
         self.metrics.on_finish(answer.end_reason or "error", answer.seconds_per_token)

@@ -1,35 +1,29 @@
-"""Routes of the engine's server: completions, models, health, metrics, tokenize and detokenize.
-
-The two completion endpoints are plain ASGI (they stream and watch for a client that leaves); the rest is small.
-"""
+"""Routes of the engine's server: those that compute (`endpoints.py`), models, health, metrics, tokenize, detokenize."""
 
 from __future__ import annotations
 
 import dataclasses
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
-from backends.protocol import ChatRequest, InvalidRequest, whole_number
+from backends.protocol import ChatRequest, InvalidRequest
 from engine.client import EngineClient
+from engine.server.endpoints import read_body, task_endpoints
 from engine.server.errors import ApiError, as_api_error, http_exception, unexpected
 from engine.server.jobs import Jobs
 from engine.server.lanes import Lanes
 from engine.server.model import ChatPrompt, Model
 from engine.server.pages import PageEvents
 from engine.server.params import check_chat
-from engine.server.respond import Job, respond, send_error
 from engine.server.schema import (
     ChatExtras,
     DetokenizeRequest,
@@ -37,11 +31,6 @@ from engine.server.schema import (
     decode_object,
 )
 from engine.server.tools.request import read_tools
-
-MAX_BODY_BYTES = 32 * 1024 * 1024
-
-# Turns the body of the request with this id into a job; raises what `as_api_error` knows.
-MakeJob = Callable[[bytes, str], Awaitable[Job]]
 
 
 def create_app(model: Model, client: EngineClient, lanes: Lanes) -> Starlette:
@@ -59,10 +48,10 @@ def create_app(model: Model, client: EngineClient, lanes: Lanes) -> Starlette:
 
     jobs = Jobs(model, client, lanes)
     server = EngineServer(model, client, lanes, jobs)
+    computing = task_endpoints(model, client, lanes, jobs)
     return Starlette(
         routes=[
-            Route("/v1/chat/completions", _Endpoint(client, jobs.chat), methods=["POST"]),
-            Route("/v1/completions", _Endpoint(client, jobs.completion), methods=["POST"]),
+            *(Route(path, endpoint, methods=["POST"]) for path, endpoint in computing.items()),
             Route("/v1/models", server.models, methods=["GET"]),
             Route("/v1/kv_events", PageEvents(client), methods=["GET"]),
             Route("/health", server.health, methods=["GET"]),
@@ -73,24 +62,6 @@ def create_app(model: Model, client: EngineClient, lanes: Lanes) -> Starlette:
         exception_handlers={HTTPException: http_exception, ApiError: _api_error, Exception: unexpected},
         lifespan=life,
     )
-
-
-class _Endpoint:
-    """An ASGI endpoint that reads a JSON body, makes a job of it and responds."""
-
-    def __init__(self, client: EngineClient, make_job: MakeJob) -> None:
-        self._client = client
-        self._make_job = make_job
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = Headers(scope=scope).get("x-request-id") or uuid.uuid4().hex
-        try:
-            raw = await read_body(scope, receive)
-            if raw is None:
-                return  # the client left before it had asked
-            await respond(self._client, await self._make_job(raw, request_id), receive, send)
-        except Exception as error:
-            await send_error(as_api_error(error), request_id, send)
 
 
 class EngineServer:
@@ -109,6 +80,7 @@ class EngineServer:
             "object": "model",
             "created": self._model.created,
             "owned_by": "tierline",
+            "task": self._model.task,
             "max_model_len": None if ready is None else ready.max_total_tokens,
         }
         return _json({"object": "list", "data": [card]})
@@ -159,7 +131,7 @@ class EngineServer:
         for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools"):
             if getattr(asked, name) is not None:
                 raise InvalidRequest(f"'{name}' goes with 'messages', not with 'prompt'.", param=name)
-        return asked, self._jobs.text_ids(asked.prompt, add_special=asked.add_special_tokens is not False)
+        return asked, self._jobs.text_ids(asked.prompt, "prompt", add_special=asked.add_special_tokens is not False)
 
     def _tokenized(self, token_ids: list[int], *, with_texts: bool) -> Response:
         most = self._jobs.max_total_tokens
@@ -188,31 +160,6 @@ async def _body_of(request: Request) -> bytes:
     if raw is None:
         raise ClientDisconnect
     return raw
-
-
-async def read_body(scope: Scope, receive: Receive) -> bytes | None:
-    """The whole body, or None if the client left.
-
-    Raises:
-        ApiError: 413 if it is larger than `MAX_BODY_BYTES`.
-    """
-    too_large = ApiError(413, f"The body is larger than {MAX_BODY_BYTES} bytes.", code="request_too_large")
-    declared = Headers(scope=scope).get("content-length", "0")
-    if (whole_number(declared, 18) or 0) > MAX_BODY_BYTES:
-        raise too_large
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        part = message.get("body", b"")
-        size += len(part)
-        if size > MAX_BODY_BYTES:
-            raise too_large
-        parts.append(part)
-        if not message.get("more_body", False):
-            return b"".join(parts)
 
 
 def _json(body: dict[str, Any], status: int = 200) -> Response:

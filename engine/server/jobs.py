@@ -134,13 +134,15 @@ class Jobs:
         if isinstance(request.prompt, list) and not isinstance(next(iter(request.prompt), 0), int):
             self._check_answers(options.best_of * len(request.prompt), "prompt")
         asked = read_asked(request, extras)
-        prompts = self._completion_prompts(request.prompt, add_special=extras.add_special_tokens is not False)
+        prompts = self.prompt_ids(request.prompt, "prompt", add_special=extras.add_special_tokens is not False)
         echoes = self._echoes(request.prompt, prompts, options.skip_special) if request.echo else None
         dialect = CompletionDialect(self._model, prompts, echoes, options.n, **_dialect_options(options))
         return options, prompts, dialect, asked
 
-    def _completion_prompts(self, prompt: str | list[str | int | list[int]], *, add_special: bool) -> list[list[int]]:
-        """One list of token ids per prompt.
+    def prompt_ids(
+        self, prompt: str | list[str | int | list[int]], param: str, *, add_special: bool
+    ) -> list[list[int]]:
+        """One list of token ids per prompt of the field `param`.
 
         Raises:
             InvalidRequest: an empty list, or texts and ids mixed.
@@ -148,24 +150,23 @@ class Jobs:
         if isinstance(prompt, str):
             prompt = [prompt]
         if not prompt:
-            raise InvalidRequest("'prompt' must not be an empty list.", param="prompt", code="empty_array")
+            raise InvalidRequest(f"'{param}' must not be an empty list.", param=param, code="empty_array")
         texts = [item for item in prompt if isinstance(item, str)]
         ids = [item for item in prompt if isinstance(item, int)]
         lists = [item for item in prompt if isinstance(item, list)]
         if len(prompt) not in (len(texts), len(ids), len(lists)):
-            raise InvalidRequest(
-                "'prompt' must hold texts, token ids or lists of token ids, not a mixture.", param="prompt"
-            )
-        prompts = lists or ([ids] if ids else [self.text_ids(text, add_special=add_special) for text in texts])
+            text = f"'{param}' must hold texts, token ids or lists of token ids, not a mixture."
+            raise InvalidRequest(text, param=param)
+        prompts = lists or ([ids] if ids else [self.text_ids(text, param, add_special=add_special) for text in texts])
         for token_ids in prompts:
-            self._model.check_ids(token_ids, "prompt")
+            self._model.check_ids(token_ids, param)
             if not token_ids:
-                raise InvalidRequest("A prompt must have at least one token.", param="prompt")
+                raise InvalidRequest(f"Each text of '{param}' must have at least one token.", param=param)
         return prompts
 
-    def text_ids(self, text: str, *, add_special: bool) -> list[int]:
-        """Token ids of a text. Raises ApiError if it can never fit."""
-        self._model.check_length(len(text), self.max_total_tokens, "prompt")
+    def text_ids(self, text: str, param: str, *, add_special: bool) -> list[int]:
+        """Token ids of a text of the field `param`. Raises ApiError if it can never fit."""
+        self._model.check_length(len(text), self.max_total_tokens, param)
         return self._model.tokenizer.encode(text, add_special=add_special)
 
     def _echoes(

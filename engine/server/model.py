@@ -13,6 +13,7 @@ from engine.chat_template import RESERVED, ChatTemplate, ChatTemplateError, with
 from engine.literal_text import LiteralText, texts_of
 from engine.loader import GenerationDefaults, read_info
 from engine.messages import Conversation
+from engine.models.pooling import PoolingSpec, Task, choose_task
 from engine.server.asked import uses_tools
 from engine.server.errors import ApiError, unsupported
 from engine.server.params import API_DEFAULTS, SamplingDefaults
@@ -49,6 +50,9 @@ class Model:
     sampling: SamplingDefaults = API_DEFAULTS
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
+    hidden_size: int = 0
+    pooling: PoolingSpec | None = None  # how it makes vectors or scores; None: it generates
+    tokenizer_definition: str | None = None  # the text of its tokenizer.json, where it has one
 
     @classmethod
     def load(
@@ -60,18 +64,20 @@ class Model:
         recommended: bool = True,
         tool_parser: str = "auto",
         reasoning_parser: str = "auto",
+        task: str = "auto",
     ) -> Model:
         """Read the model's description.
 
         `said` counts where a request names no value, then, if `recommended`, what the model's authors recommend. The
-        parsers are names of `reply_form.py`, "auto" goes by the template.
+        parsers are names of `reply_form.py`, "auto" goes by the template. `task`: see `choose_task`.
 
         Raises:
             ModelFileError: the model cannot be served.
             ChatTemplateError: its chat template is broken.
-            ValueError: the parsers contradict each other.
+            ValueError: the parsers contradict each other, or the model cannot do the task.
         """
         info = read_info(path)
+        pooling = choose_task(task, info.pooling)
         tokens = info.tokenizer.tokens
         sampling = SamplingDefaults.of(said, *([info.generation] if recommended else []))
 
@@ -85,10 +91,26 @@ class Model:
             tool_source=info.tool_template,
         )
         created = int(path.stat().st_mtime)
-        vocab_size = info.spec.vocab_size
-        model = cls(name, created, Tokenizer(info), template, vocab_size, sampling, tool_parser, reasoning_parser)
+        model = cls(
+            name,
+            created,
+            Tokenizer(info),
+            template,
+            info.spec.vocab_size,
+            sampling,
+            tool_parser,
+            reasoning_parser,
+            info.spec.hidden_size,
+            pooling,
+            info.tokenizer.definition,
+        )
         _ = model.form
         return model
+
+    @property
+    def task(self) -> Task:
+        """What it is served for."""
+        return Task.GENERATE if self.pooling is None else self.pooling.task
 
     @property
     def form(self) -> ReplyForm:

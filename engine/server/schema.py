@@ -104,13 +104,13 @@ def parse_chat(body: dict[str, Any]) -> tuple[ChatRequest, ChatExtras]:
         ApiError: an unknown field.
         msgspec.ValidationError: a field of the wrong type.
     """
-    _refuse_unknown(body, ChatRequest, ChatExtras)
+    refuse_unknown(body, ChatRequest, ChatExtras)
     return convert(body, ChatRequest), convert(body, ChatExtras)
 
 
 def parse_completion(body: dict[str, Any]) -> tuple[CompletionRequest, Extras]:
     """Both halves of a text completion request; raises like `parse_chat`."""
-    _refuse_unknown(body, CompletionRequest, Extras)
+    refuse_unknown(body, CompletionRequest, Extras)
     return convert(body, CompletionRequest), convert(body, Extras)
 
 
@@ -132,7 +132,8 @@ def check_messages(messages: list[Json], read_by_template: frozenset[str]) -> No
                 _refuse(part, _PART_FIELDS, f"{where}.content[{j}].")
 
 
-def _refuse_unknown(body: dict[str, Any], *structs: type[msgspec.Struct]) -> None:
+def refuse_unknown(body: dict[str, Any], *structs: type[msgspec.Struct]) -> None:
+    """Raises ApiError for a field that stands in none of the structs."""
     known = {name for struct in structs for name in struct.__struct_fields__}
     _refuse(body, known, "")
     options = body.get("stream_options")

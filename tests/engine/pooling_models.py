@@ -20,7 +20,7 @@ _CHAIN = ("Transformer", "Pooling", "Normalize")
 
 def _random(model_class: type[transformers.PreTrainedModel], **options: object) -> transformers.PreTrainedModel:
     config = transformers.Qwen3Config(
-        **copy.deepcopy({**SMALL, "head_dim": 16, "pad_token_id": None, "max_position_embeddings": 512} | options)
+        **copy.deepcopy({**SMALL, "head_dim": 16, "pad_token_id": None, "max_position_embeddings": 1024} | options)
     )
     torch.manual_seed(0)
     model = model_class(config).eval()

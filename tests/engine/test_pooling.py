@@ -32,10 +32,10 @@ def compute(path, texts, *, spec=None, chunk=64, pages=24, rounds=1, preempt=Fal
     model = open_model(path)
     spec = spec or choose_task("auto", model.info.pooling)
     runner = load_runner(
-        model, precision="float32", device="cpu", kv_cache_bytes=1 << 20, max_num_batched_tokens=chunk, pooling=spec
+        model, precision="float32", device="cpu", kv_cache_bytes=1 << 21, max_num_batched_tokens=chunk, pooling=spec
     )
     cache = PrefixCache(BlockPool(pages + 1), runner.geometry.block_size, model_digest=b"m", kv_dtype="float32")
-    config = SchedulerConfig(max_num_seqs=min(4, chunk), max_num_batched_tokens=chunk, max_model_len=512)
+    config = SchedulerConfig(max_num_seqs=min(4, chunk), max_num_batched_tokens=chunk, max_model_len=1024)
     scheduler = Scheduler(config, cache, eos_token_ids=frozenset(), pooling=spec)
     found = {}
     for number in range(rounds):
@@ -166,7 +166,7 @@ def test_a_text_as_long_as_the_context_fits_and_one_longer_is_refused_with_the_n
 def test_a_fault_of_one_text_is_nobody_elses(tmp_path):
     model = write_embedder(tmp_path, "lasttoken")
     runner = load_runner(
-        open_model(tmp_path), precision="float32", device="cpu", kv_cache_bytes=1 << 20, pooling=PoolingSpec()
+        open_model(tmp_path), precision="float32", device="cpu", kv_cache_bytes=1 << 21, pooling=PoolingSpec()
     )
     cache = PrefixCache(BlockPool(20), runner.geometry.block_size, model_digest=b"m", kv_dtype="float32")
     scheduler = Scheduler(SchedulerConfig(), cache, eos_token_ids=frozenset(), pooling=PoolingSpec())
@@ -182,7 +182,7 @@ def test_a_fault_of_one_text_is_nobody_elses(tmp_path):
 
 
 def test_a_model_that_generates_can_be_asked_for_vectors(tmp_path):
-    model = random_model("Llama", max_position_embeddings=512)
+    model = random_model("Llama", max_position_embeddings=1024)
     model.save_pretrained(tmp_path)
     write_byte_tokenizer(tmp_path)
     assert open_model(tmp_path).info.pooling is None
