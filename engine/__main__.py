@@ -17,6 +17,7 @@ from pathlib import Path
 
 from edge.limits import Limits
 from edge.server import Server
+from engine.adapters.peft import find_folder
 from engine.chat_template import ChatTemplateError
 from engine.client import EngineClient
 from engine.config import PRECISIONS, SPECULATIVE, TASKS, EngineConfig
@@ -26,6 +27,7 @@ from engine.limits import SchedulerConfig
 from engine.loader import GenerationDefaults, ModelFileError
 from engine.metrics import EngineMetrics
 from engine.page_seed import page_seed
+from engine.server.adapters import check_adapter_name
 from engine.server.app import create_app
 from engine.server.lanes import Lanes
 from engine.server.model import Model
@@ -92,6 +94,10 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         default=defaults.max_wait_ms,
         help="how long such a text may wait for others (%(default)s)",
     )
+    add("--lora", action="append", default=[], metavar="NAME=DIR", help="serve the adapter in DIR as NAME; repeatable")
+    add("--lora-dir", type=Path, help="folder below which lie adapters that may be loaded while the engine runs")
+    add("--max-loras", type=_integer(1), default=4, help="adapters at a time; memory is kept for them (%(default)s)")
+    add("--max-lora-rank", type=_integer(1), default=16, help="largest rank of an adapter (%(default)s)")
     add("--temperature", type=_number(0, 2), help="where a request names none (default: as the model recommends, or 1)")
     add("--top-p", type=_number(0, 1), help="where a request names none (default: as the model recommends, or 1)")
     add("--no-recommended-sampling", action="store_true", help="leave aside what the model's authors recommend")
@@ -167,6 +173,22 @@ def _find_draft_model(options: argparse.Namespace) -> Path | None:
     return None if options.draft_model is None else find_model(options.draft_model, options.data_dir)
 
 
+def _find_adapters(options: argparse.Namespace, model: Model) -> dict[str, str]:
+    """The folders of `--lora` by name. Raises ValueError and ModelFileError for what cannot be served."""
+    folders: dict[str, str] = {}
+    for given in options.lora:
+        name, equals, path = given.partition("=")
+        if not equals or name in folders:
+            raise ValueError(f"'--lora {given}': give NAME=DIR, each name once")
+        check_adapter_name(name, model.name)
+        folders[name] = str(find_folder(path, None))
+    if len(folders) > options.max_loras:
+        raise ValueError(f"'--lora' names {len(folders)} adapters, '--max-loras' allows {options.max_loras}")
+    if options.lora_dir is not None and not options.lora_dir.is_dir():
+        raise ValueError(f"'--lora-dir' {options.lora_dir}: no such folder")
+    return folders
+
+
 class _DrainingServer(Server):
     """Once it is told to stop, ends the requests that are not done in time with an error event."""
 
@@ -183,9 +205,12 @@ class _DrainingServer(Server):
         timer.cancel()
 
 
-async def serve(model: Model, config: EngineConfig, listener: socket.socket, watchdog_seconds: float) -> int:
-    """Serve until a signal ends it; returns the exit code."""
-    client = EngineClient(config, EngineMetrics(model.name), watchdog_seconds=watchdog_seconds)
+async def serve(
+    model: Model, config: EngineConfig, adapters: dict[str, str], listener: socket.socket, watchdog_seconds: float
+) -> int:
+    """Serve until a signal ends it; returns the exit code. `adapters`: folders by name."""
+    metrics = EngineMetrics(model.name)
+    client = EngineClient(config, metrics, watchdog_seconds=watchdog_seconds, adapters=adapters)
     lanes = Lanes(model.template)
     try:
         await lanes.start()
@@ -227,6 +252,7 @@ def main(arguments: list[str]) -> int:
         model = Model.load(path, name, said, recommended=recommended, **parsers, task=options.task)
         if model.pooling is not None and options.speculative != "off":
             raise ValueError("'--speculative' is for models that generate text, and this one does not")
+        adapters = _find_adapters(options, model)
         listener = _listen(options.host, options.port)
     except (ModelFileError, ChatTemplateError, FileNotFoundError, ValueError) as error:
         print(f"error: {with_flags(str(error))}", file=sys.stderr)
@@ -250,13 +276,16 @@ def main(arguments: list[str]) -> int:
         speculative=options.speculative,
         num_speculative_tokens=options.num_speculative_tokens,
         draft_model_path=None if draft is None else str(draft),
+        max_loras=options.max_loras if adapters or options.lora_dir is not None else 0,
+        max_lora_rank=options.max_lora_rank,
+        lora_dir=None if options.lora_dir is None else str(options.lora_dir.resolve()),
         task=options.task,
         max_batch_size=options.max_batch_size,
         max_wait_ms=options.max_wait_ms,
     )
     import uvloop
 
-    return uvloop.run(serve(model, config, listener, options.watchdog_seconds))
+    return uvloop.run(serve(model, config, adapters, listener, options.watchdog_seconds))
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -40,6 +40,10 @@ class GenerationFailed(EngineError):
     """The model failed on this request, or on the step that it was part of."""
 
 
+class AdapterMissing(EngineError):
+    """The adapter that this was to run with is not served."""
+
+
 class AnswerAborted(EngineError):
     """The answer was given up by its reader."""
 
@@ -55,6 +59,7 @@ class Generation:
     group: int | None = None  # the same number for all `n` answers to one prompt
     grammar: str | None = None  # what the answer must be, a checked one
     prediction: tuple[int, ...] = ()  # what the client expects the answer to be, or to hold
+    adapter: str | None = None  # the name of the one that it runs with
 
 
 class Answer:

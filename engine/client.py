@@ -13,16 +13,21 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, cast
 
 import msgspec
 
+from engine.adapters.registry import AdapterRegistry
 from engine.answer import Answer, AnswerAborted, EngineBusy, EngineDown, EngineError, Generation, PromptRejected
 from engine.config import EngineConfig
 from engine.messages import (
     Abort,
+    AdapterFailed,
+    AdapterGone,
+    AdapterLoaded,
     Add,
     Fatal,
     FrameReader,
@@ -96,12 +101,14 @@ class EngineClient:
         *,
         core_module: str = "engine.core",
         watchdog_seconds: float = 120.0,
+        adapters: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """`core_module`: what `python -m` runs as the core. `watchdog_seconds`: a loop that does not answer for so
-        long is killed and started again."""
+        long is killed and started again. `adapters`: the folders of those that are there from the start, by name."""
         self.metrics = metrics
         self.ready: Ready | None = None
         self.feed = PageFeed()
+        self.adapters = AdapterRegistry(adapters, self._send)
         self.startup_failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._config = config
         self._core_module = core_module
@@ -120,6 +127,11 @@ class EngineClient:
     def looks_up(self) -> bool:
         """Whether drafts are looked up in a request's texts, a predicted answer among them."""
         return self._config.speculative == "ngram"
+
+    @property
+    def loads_adapters(self) -> bool:
+        """Whether adapters can come and go while the engine runs."""
+        return self._config.lora_dir is not None
 
     @property
     def max_answers(self) -> int:
@@ -189,6 +201,7 @@ class EngineClient:
     async def _run_core(self) -> str:
         """Start one core process and wait for its end; returns why it ended."""
         self._detail = None
+        config = msgspec.structs.replace(self._config, adapters=self.adapters.entries())
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
@@ -197,7 +210,7 @@ class EngineClient:
                 self._core_module,
                 str(theirs.fileno()),
                 str(os.getpid()),
-                msgspec.json.encode(self._config).decode(),
+                msgspec.json.encode(config).decode(),
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
             )
@@ -240,6 +253,7 @@ class EngineClient:
         self.ready = None
         self._ready_event.clear()
         self.feed.lose()
+        self.adapters.lose(EngineDown(reason))
         self._connection = None
         self.metrics.up.set(0)
         lost = EngineDown(f"{reason}; the answer is lost. Send the request again.")
@@ -261,11 +275,14 @@ class EngineClient:
         """
         if self._connection is None or self.ready is None:
             raise EngineDown(f"The engine is {self._state}. Try again in a few seconds.")
+        adapter_ids = [self.adapters.id_of(generation.adapter) for generation in generations]
         answers = [Answer(next(self._ids), generation) for generation in generations]
         self._answers.update((answer.request_id, answer) for answer in answers)
         requests = [
-            NewRequest(answer.request_id, g.prompt_token_ids, g.params, g.cache_salt, g.group, g.grammar, g.prediction)
-            for answer, g in zip(answers, generations, strict=True)
+            NewRequest(
+                answer.request_id, g.prompt_token_ids, g.params, g.cache_salt, g.group, g.grammar, g.prediction, adapter
+            )
+            for answer, g, adapter in zip(answers, generations, adapter_ids, strict=True)
         ]
         self._connection.send(Add(requests))
         return answers
@@ -351,6 +368,8 @@ class EngineClient:
                 future = self._pings.get(number)
                 if future is not None and not future.done():
                     future.set_result(message)
+            case AdapterLoaded() | AdapterFailed() | AdapterGone():
+                self.adapters.receive(message)
             case Pages():
                 self.feed.apply(message)
             case Ready():

@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from backends.protocol import ChatRequest, InvalidRequest
 from engine.client import EngineClient
+from engine.server.adapters import AdapterAdmin, adapter_card
 from engine.server.endpoints import read_body, task_endpoints
 from engine.server.errors import ApiError, as_api_error, http_exception, unexpected
 from engine.server.jobs import Jobs
@@ -53,6 +54,8 @@ def create_app(model: Model, client: EngineClient, lanes: Lanes) -> Starlette:
         routes=[
             *(Route(path, endpoint, methods=["POST"]) for path, endpoint in computing.items()),
             Route("/v1/models", server.models, methods=["GET"]),
+            Route("/v1/load_lora_adapter", server.load_adapter, methods=["POST"]),
+            Route("/v1/unload_lora_adapter", server.unload_adapter, methods=["POST"]),
             Route("/v1/kv_events", PageEvents(client), methods=["GET"]),
             Route("/health", server.health, methods=["GET"]),
             Route("/metrics", server.metrics, methods=["GET"]),
@@ -72,6 +75,7 @@ class EngineServer:
         self._client = client
         self._lanes = lanes
         self._jobs = jobs
+        self._adapters = AdapterAdmin(model.name, client)
 
     async def models(self, request: Request) -> Response:
         ready = self._client.ready
@@ -83,7 +87,11 @@ class EngineServer:
             "task": self._model.task,
             "max_model_len": None if ready is None else ready.max_total_tokens,
         }
-        return _json({"object": "list", "data": [card]})
+        adapters = [
+            card | {"id": a.name, "created": a.created, "parent": self._model.name, "adapter": adapter_card(a)}
+            for a in self._client.adapters
+        ]
+        return _json({"object": "list", "data": [card, *adapters]})
 
     async def health(self, request: Request) -> Response:
         """200 if the loop of the core answers now; otherwise 503 and why."""
@@ -95,6 +103,19 @@ class EngineServer:
     async def metrics(self, request: Request) -> Response:
         await self._client.metrics.gpus.refresh()
         return Response(self._client.metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def load_adapter(self, request: Request) -> Response:
+        return await self._administer(request, self._adapters.load)
+
+    async def unload_adapter(self, request: Request) -> Response:
+        return await self._administer(request, self._adapters.unload)
+
+    async def _administer(self, request: Request, work: Callable[[bytes], Awaitable[dict[str, Any]]]) -> Response:
+        raw = await _body_of(request)
+        try:
+            return _json(await work(raw))
+        except Exception as error:
+            raise as_api_error(error) from error
 
     async def tokenize(self, request: Request) -> Response:
         raw = await _body_of(request)
@@ -110,7 +131,7 @@ class EngineServer:
         """The request, and the tokens of its text or what its conversation asks of the template."""
         asked = msgspec.convert(decode_object(raw), TokenizeRequest)
         if asked.model is not None:
-            self._model.check_name(asked.model)
+            self._jobs.adapter_of(asked.model)
         if (asked.prompt is None) == (asked.messages is None):
             raise InvalidRequest("Give either 'prompt' or 'messages'.", param="prompt")
         if asked.messages is not None:
@@ -150,7 +171,7 @@ class EngineServer:
     def _detokenized(self, raw: bytes) -> Response:
         asked = msgspec.convert(decode_object(raw, tokens="tokens"), DetokenizeRequest)
         if asked.model is not None:
-            self._model.check_name(asked.model)
+            self._jobs.adapter_of(asked.model)
         self._model.check_ids(asked.tokens, "tokens")
         return _json({"prompt": self._model.tokenizer.decode(asked.tokens, skip_special=False)})
 

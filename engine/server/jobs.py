@@ -87,10 +87,10 @@ class Jobs:
     def _read_chat(self, raw: bytes) -> tuple[Options, ChatPrompt, Asked]:
         body = decode_object(raw)
         request, extras = parse_chat(body)
-        self._model.check_name(request.model)
+        adapter = self.adapter_of(request.model)
         options = chat_options(request, extras, self._model.vocab_size, self._model.sampling)
         self._check_options(options)
-        options = dataclasses.replace(options, prediction=self._prediction(request))
+        options = dataclasses.replace(options, prediction=self._prediction(request), adapter=adapter)
         asked = read_asked(request, extras)
         extras.chat_template_kwargs = template_variables(request, extras, self._model.template)
         tools = None if asked.tools is None else asked.tools.definitions
@@ -127,8 +127,9 @@ class Jobs:
 
     def _read_completion(self, raw: bytes) -> tuple[Options, list[list[int]], CompletionDialect, Asked]:
         request, extras = parse_completion(decode_object(raw, tokens="prompt"))
-        self._model.check_name(request.model)
+        adapter = self.adapter_of(request.model)
         options = completion_options(request, extras, self._model.vocab_size, self._model.sampling)
+        options = dataclasses.replace(options, adapter=adapter)
         # Counted before anything is made of them: a small body can ask for a great many.
         self._check_options(options)
         if isinstance(request.prompt, list) and not isinstance(next(iter(request.prompt), 0), int):
@@ -181,6 +182,16 @@ class Jobs:
         ]
 
     # --- both ----------------------------------------------------------------------------------------------------
+
+    def adapter_of(self, requested: str) -> str | None:
+        """The adapter that a request's `model` names; None: it names the model itself.
+
+        Raises:
+            ApiError: 404, it names neither.
+        """
+        adapters = self._client.adapters
+        self._model.check_name(requested, (adapter.name for adapter in adapters))
+        return requested if requested in adapters else None
 
     def _check_options(self, options: Options) -> None:
         """Raises ApiError if one prompt asks for more than the engine holds."""
@@ -248,7 +259,7 @@ class Jobs:
             for index in range(options.best_of)
         ]
         return Job(
-            model_name=self._model.name,
+            model_name=options.adapter or self._model.name,
             request_id=request_id,
             generations=generations,
             n=options.n,
@@ -273,7 +284,7 @@ class Jobs:
         )
         siblings = group if options.best_of > 1 else None
         salt, grammar = options.cache_salt, constraint.grammar
-        return Generation(prompt, params, detokenizer, salt, siblings, grammar, options.prediction)
+        return Generation(prompt, params, detokenizer, salt, siblings, grammar, options.prediction, options.adapter)
 
     def _room(self, beam: BeamParams | None) -> int:
         """How many tokens one sequence can have. Beams divide the pages among them, so that all of them always fit."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,12 +119,14 @@ class Model:
         control_ids = {tokenizer.token_bytes(i).decode(errors="replace"): i for i in sorted(tokenizer.special_ids)}
         return ReplyForm.choose(self.template, control_ids, tools=self.tool_parser, reasoning=self.reasoning_parser)
 
-    def check_name(self, requested: str) -> None:
-        """Raises ApiError 404 if the request means another model."""
-        if requested != self.name:
+    def check_name(self, requested: str, adapters: Iterable[str] = ()) -> None:
+        """Raises ApiError 404 if the request means neither the model nor one of its adapters."""
+        names = (self.name, *adapters)
+        if requested not in names:
+            served = ", ".join(f"'{name}'" for name in names)
             raise ApiError(
                 404,
-                f"The model '{requested}' is not served here; this engine serves '{self.name}'.",
+                f"The model '{requested}' is not served here; this engine serves {served}.",
                 code="model_not_found",
                 param="model",
             )

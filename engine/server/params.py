@@ -61,6 +61,7 @@ class Options:
     bad_words: tuple[str | list[int], ...] = ()
     prompt_logprobs: int | None = None  # to be shown; scored for `echo`, they are not
     prediction: tuple[int, ...] = ()  # the tokens of what the client expects
+    adapter: str | None = None  # that the request's model names
 
     def params_for(self, index: int, room: int) -> SamplingParams:
         """Parameters of choice `index` when `room` tokens fit behind the prompt. Each choice has its own seed."""
