@@ -97,6 +97,8 @@ class Exchange:
         "deadline_kind",
         "draining",
         "headers",
+        "moved",
+        "patience_s",
         "quiet_deadline",
         "quiet_kind",
         "stale",
@@ -126,6 +128,9 @@ class Exchange:
         self.deadline_kind: FailureKind = "total_timeout"
         self.quiet_deadline = float("inf")
         self.quiet_kind: FailureKind = "first_token_timeout"
+        # What a reader says of each event that it gets, which costs no look at a clock: the next may take so long.
+        self.patience_s = float("inf")
+        self.moved = False
 
     async def read(self) -> bytes:
         """The next piece of the body; empty at its end. Raises HttpFailure."""
@@ -225,6 +230,9 @@ class Exchange:
 
     def expire(self, now: float) -> None:
         """Fail if a deadline has passed. Called by the client's clock."""
+        if self.moved:
+            self.moved = False
+            self.quiet_deadline = now + self.patience_s
         if now >= self.deadline:
             self.fail(self.deadline_kind, "the answer took longer than it may in all")
         elif now >= self.quiet_deadline and self._waiter is not None:

@@ -12,7 +12,6 @@ only `[DONE]`, a reason without text or a well-formed end of the body ends the a
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from backends.attempt import AttemptFailed, CutKind, Event, Outcome, StreamCut
@@ -20,7 +19,7 @@ from backends.connection import Exchange, HttpFailure
 from backends.dialect import MalformedAnswer, Reader
 from backends.protocol import ChatChunk
 from backends.repair import has_text, without_reasons
-from backends.sse import EventTooLarge, Parsed, SseParser
+from backends.sse import EventTooLarge, SseParser
 
 # After its last finish reason a server has this long to send usage and [DONE]; without them the answer is still whole.
 AFTER_FINISH_S = 5.0
@@ -129,8 +128,8 @@ class EventStream:
         """Say how long the next event may take. Once per event and not per piece: a sign of life is no token."""
         if self._progressed:
             self._progressed = False
-            patience = AFTER_FINISH_S if self._finished and self.finished else self._between_tokens_s
-            self._exchange.quiet_deadline = time.monotonic() + patience
+            self._exchange.patience_s = AFTER_FINISH_S if self._finished and self.finished else self._between_tokens_s
+            self._exchange.moved = True
 
     def _stop(self) -> None:
         """Nothing is left to deliver: end cleanly or report the break."""
@@ -164,11 +163,9 @@ class EventStream:
         try:
             while ready and take(ready[0]):
                 if not ready.pop(0).idle:
-                    self._progressed = True
+                    self._exchange.moved = True
         except Exception as fault:
             self._fault = fault
-        if self._progressed:
-            self._be_patient()
         if ready or self._over or self._failure is not None or self._fault is not None:
             self._exchange.wake()
         return True
@@ -177,9 +174,18 @@ class EventStream:
         """Take the events of a piece of the body, which is empty at its end."""
         try:
             for parsed in self._parser.feed(piece) if piece else self._parser.close():
-                self._take(parsed)
+                event = self._reader.read(parsed)
+                if event is None:
+                    continue
+                if event.plain and self._committed and self._held is None:
+                    self._ready.append(event)
+                    continue
+                self._take(event)
                 if self._over or self._failure is not None:
                     return
+        except AttemptFailed as failure:
+            self._fail(failure)
+            return
         except (EventTooLarge, MalformedAnswer) as error:
             self._fail(AttemptFailed("protocol", str(error)))
             return
@@ -187,17 +193,7 @@ class EventStream:
             self._doubtful = False
             self._fail(AttemptFailed("disconnected", "the stream ended before the answer was whole"))
 
-    def _take(self, parsed: Parsed) -> None:
-        try:
-            event = self._reader.read(parsed)
-        except AttemptFailed as failure:
-            self._fail(failure)
-            return
-        if event is None:
-            return
-        if event.plain and self._committed and self._held is None:
-            self._ready.append(event)
-            return
+    def _take(self, event: Event) -> None:
         if self._held is not None and not event.idle:
             self._release(event.chunk)
         ends = False
@@ -231,7 +227,7 @@ class EventStream:
         self._held = event
         self._doubtful = self.repeats_reasons and any(map(has_text, event.chunk.choices))
         if self._committed and self.finished:
-            self._exchange.quiet_deadline = time.monotonic() + AFTER_FINISH_S
+            self._exchange.patience_s, self._exchange.moved = AFTER_FINISH_S, True
 
     def _release(self, next_chunk: ChatChunk | None) -> None:
         """Deliver the held event; without its reason for a choice that goes on in the chunk after it."""
