@@ -113,9 +113,9 @@ class PrefixCache:
         At most `num_tokens - 1` tokens: the last token must run through the model, or there is nothing to sample from.
         None for a request that must be reproducible, none of a prompt from where it is still to be scored or pooled.
         """
-        return self.find(request, self._reusable_pages(request))
+        return self.find(request, self.reusable_pages(request))
 
-    def _reusable_pages(self, request: Request) -> int:
+    def reusable_pages(self, request: Request) -> int:
         """Leading pages of a request that may come from the cache."""
         return 0 if not self.enabled or request.is_reproducible else request.most_reusable // self.block_size
 
@@ -132,23 +132,31 @@ class PrefixCache:
             parent = digest
         return pages
 
-    def insert(self, text: Text, stop: int) -> list[int]:
+    def insert(self, text: Text, stop: int) -> list[tuple[int, int]]:
         """Make the pages of a text up to full page `stop` findable, as far as there is room for them.
 
-        Returns those that were not, in order; the caller writes their content before anything else happens. They are
-        cached, like pages that a request has let go, and count as pages that somebody has come back for.
+        Returns those that were not, by their index in the text; the caller writes their content before anything else
+        happens. They are cached, like pages that a request has let go, and count as pages that somebody came back for.
         """
-        held = self.find(text, stop)
-        found = len(held)
-        for page in held:
-            self.pool.acquire(page)
-        while len(held) < stop and self.num_available:
-            page = self._take()
-            self._index(text, len(held), page).hits = KEPT_HITS
-            self.pool.favour(page)
-            held.append(page)
+        if self._copies:
+            raise PoolCorrupt("pages are inserted between the planning of a step and the step")
+        held: list[int] = []
+        new: list[tuple[int, int]] = []
+        for index in range(stop):
+            entry = self._by_digest.get(self.page_digest(text, index))
+            if entry is not None:  # one whose parent went before it, perhaps
+                self.pool.acquire(entry.page)
+                held.append(entry.page)
+            elif self.num_available:
+                page = self._take()
+                self._index(text, index, page).hits = KEPT_HITS
+                self.pool.favour(page)
+                held.append(page)
+                new.append((index, page))
+            else:
+                break
         self.let_go(held)
-        return held[found:]
+        return new
 
     def fits(self, num_tokens: int, matched: list[int], promised: int = 0) -> bool:
         """Whether `num_tokens` tokens, of which `matched` pages are here already, find room now.
@@ -183,7 +191,7 @@ class PrefixCache:
             return
         self.stats.queried_tokens += request.num_tokens
         self.stats.hit_tokens += request.num_computed_tokens
-        index, pages = len(matched), self._reusable_pages(request)
+        index, pages = len(matched), self.reusable_pages(request)
         missed[Absence.LAST_PAGE] += request.num_tokens - pages * self.block_size
         if index < pages:
             first = None if index else (self.page_tokens(request, 0), request.adapter)
@@ -226,6 +234,11 @@ class PrefixCache:
         if self.pool.num_free == 0:
             self._evict_oldest()
         return self.pool.take()
+
+    @property
+    def owes_copies(self) -> bool:
+        """Whether a page waits for its content."""
+        return bool(self._copies)
 
     def take_copies(self) -> list[tuple[int, int]]:
         """The pages to copy before the step, from and to, since this was asked last.

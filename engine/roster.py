@@ -89,8 +89,8 @@ class Roster:
 
     # --- in -------------------------------------------------------------------------------------------------------
 
-    def add(self, new: Sequence[NewRequest], grammars: Mapping[int, TokenMasks] = MappingProxyType({})) -> None:
-        """Admit all of these requests or none. `grammars`: the compiled ones, by request id.
+    def check_fit(self, new: Sequence[NewRequest]) -> None:
+        """Refuse requests that cannot be admitted together, now or at all.
 
         Raises:
             NeverFits: a prompt is empty or too long for the model's context or for the page pool, or there are more
@@ -122,6 +122,10 @@ class Roster:
                 f"{len(self._waiting)} requests are waiting and {len(self._running)} running; "
                 f"the queue holds {self.config.max_waiting}."
             )
+
+    def add(self, new: Sequence[NewRequest], grammars: Mapping[int, TokenMasks] = MappingProxyType({})) -> None:
+        """Admit all of these requests or none; raises as `check_fit`. `grammars`: the compiled ones, by request id."""
+        self.check_fit(new)
         groups: dict[int, list[NewRequest]] = {}
         for place, request in enumerate(new):
             groups.setdefault(-place - 1 if request.group is None else request.group, []).append(request)
@@ -149,12 +153,12 @@ class Roster:
         self._last_beam_id -= 1
         return self._last_beam_id
 
-    def _admit(self, new: NewRequest, grammar: TokenMasks | None) -> Request:
+    def request_of(self, new: NewRequest, grammar: TokenMasks | None = None) -> Request:
+        """A request as it would be admitted now; it is not."""
         prompt = list(new.prompt_token_ids)
-        self._arrivals += 1
-        request = Request(
+        return Request(
             request_id=new.request_id,
-            arrival=self._arrivals,
+            arrival=self._arrivals + 1,
             token_ids=prompt,
             num_prompt_tokens=len(prompt),
             params=new.params,
@@ -165,7 +169,11 @@ class Roster:
             grammar=grammar,
             pool=None if self.pooling is None else self.pooling.positions(len(prompt)),
         )
-        request.expected_prefill = len(prompt) - len(self.cache.match(request)) * self.cache.block_size
+
+    def _admit(self, new: NewRequest, grammar: TokenMasks | None) -> Request:
+        request = self.request_of(new, grammar)
+        self._arrivals += 1
+        request.expected_prefill = request.num_tokens - len(self.cache.match(request)) * self.cache.block_size
         self._requests[request.request_id] = request
         self._waiting.append(request)
         return request

@@ -381,10 +381,23 @@ def test_inserted_pages_are_found_and_evict_no_page_of_their_own_text():
     text = make_request(cache, [*range(24), 1])
     pages = cache.insert(text, 6)
     assert len(pages) == 3, "two are here, and there are five pages in all"
-    assert cache.match(text)[2:] == pages
+    assert list(enumerate(cache.match(text)))[2:] == pages
     assert cache.match(make_request(cache, range(100, 109))) == []
     assert cache.insert(text, 4) == []
     cache.check([])
+
+
+def test_a_page_whose_parent_went_before_it_is_reached_again_when_that_is_inserted():
+    cache = make_cache()
+    use(cache, range(13))
+    text = make_request(cache, range(13))
+    pages = cache.match(text)
+    lost = cache._by_page.pop(pages[1])  # as if it had been evicted
+    del cache._by_digest[lost.digest]
+    assert len(cache.match(text)) == 1
+    [(index, page)] = cache.insert(text, 3)
+    assert index == 1
+    assert cache.match(text) == [pages[0], page, pages[2]]
 
 
 def test_inserted_pages_leave_those_in_use_alone():
