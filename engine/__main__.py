@@ -72,7 +72,8 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         "--speculative",
         choices=SPECULATIVE,
         default=defaults.speculative,
-        help="propose tokens and check several in one step: by look-up in the text, or by a draft model (%(default)s)",
+        help="propose tokens and check several in one step: by look-up in the text, by a draft model, or by a head "
+        "that reads the model's states (%(default)s)",
     )
     add(
         "--num-speculative-tokens",
@@ -80,7 +81,11 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         default=defaults.num_speculative_tokens,
         help="proposed per request and step, at most; fewer where they do not pay (%(default)s)",
     )
-    add("--draft-model", help="small model of the same vocabulary, for '--speculative draft': path or pulled name")
+    add(
+        "--draft-model",
+        help="for '--speculative draft' a small model of the same vocabulary, path or pulled name; for 'eagle3' the "
+        "folder of the head",
+    )
     add("--task", choices=TASKS, default="auto", help="what to do with texts (default: what the model is made for)")
     add(
         "--max-batch-size",
@@ -168,8 +173,8 @@ def _name_of(model: str) -> str:
 
 def _find_draft_model(options: argparse.Namespace) -> Path | None:
     """What `--draft-model` means. Raises FileNotFoundError as `find_model`, ValueError for options that do not fit."""
-    if (options.draft_model is not None) != (options.speculative == "draft"):
-        raise ValueError("'--speculative draft' and '--draft-model' need each other")
+    if (options.draft_model is not None) != (options.speculative in ("draft", "eagle3")):
+        raise ValueError("'--speculative draft' or 'eagle3' and '--draft-model' need each other")
     return None if options.draft_model is None else find_model(options.draft_model, options.data_dir)
 
 

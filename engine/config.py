@@ -6,11 +6,11 @@ from typing import Literal, get_args
 
 import msgspec
 
-from engine.limits import MicroBatching
+from engine.limits import NUM_DRAFTS, MicroBatching
 
 Precision = Literal["auto", "float32", "bfloat16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-Speculative = Literal["off", "ngram", "draft"]
+Speculative = Literal["off", "ngram", "draft", "eagle3"]
 SPECULATIVE: tuple[Speculative, ...] = get_args(Speculative)
 AskedTask = Literal["auto", "generate", "embed", "score"]  # auto: what the model is made for
 TASKS: tuple[AskedTask, ...] = get_args(AskedTask)
@@ -42,8 +42,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int | None = None
     prefix_cache: bool = True
     speculative: Speculative = "off"
-    num_speculative_tokens: int = 4
-    draft_model_path: str | None = None  # with `speculative` "draft", and only then
+    num_speculative_tokens: int = NUM_DRAFTS
+    draft_model_path: str | None = None  # with `speculative` "draft" or "eagle3", and only then
     max_loras: int = 0  # adapters at a time; 0: none, and nothing is kept ready for them
     max_lora_rank: int = 64
     lora_dir: str | None = None  # below it lie those that may be loaded while the engine runs; None: none may

@@ -59,7 +59,7 @@ from engine.models.pooling import PoolingSpec, choose_task
 from engine.page_seed import page_seed
 from engine.prefix_cache import PrefixCache
 from engine.scheduler import Scheduler
-from engine.spec.loading import load_speculator, open_draft
+from engine.spec.loading import demand_of, load_speculator, open_draft
 from engine.spec.speculator import MOST_DRAFTS, Speculator
 from engine.types import FinishReason, Runner, TokenMasks
 
@@ -358,7 +358,7 @@ def load_model(config: EngineConfig, connection: socket.socket) -> tuple[EngineC
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,
         max_num_drafts=0 if config.speculative == "off" else MOST_DRAFTS,
-        draft=None if draft is None else draft.spec,
+        draft=None if draft is None else demand_of(draft),
         pooling=pooling,
         adapter_values=config.max_loras * adapter_values(model.spec, config.max_lora_rank),
     )

@@ -118,6 +118,14 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftDemand:
+    """What a model that drafts takes beside the one that it drafts for: weights, and per token in its own pages."""
+
+    num_parameters: int
+    values_per_token: int
+
+
+@dataclass(frozen=True, slots=True)
 class Demand:
     """A model and how it is to be served. `matrices`: in lists that share one product, as `GgufTensors.matrices`."""
 

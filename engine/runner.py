@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from engine.loader import OpenModel, open_model
 from engine.loader.progress import reported
 from engine.memory import (
     Demand,
+    DraftDemand,
     MemoryLedger,
     choose_num_blocks,
     kv_bytes_per_token,
@@ -47,6 +49,23 @@ from engine.types import CacheGeometry, RowResult, SamplingParams, StepPlan, Ste
 logger = logging.getLogger(__name__)
 
 DEFAULT_BLOCK_SIZE = 16
+
+
+class StateReader(Protocol):
+    """Who wants to see what enters some of the layers, and has pages under the numbers of the model's."""
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The layers, ascending."""
+        ...
+
+    def follow(self, rows: Sequence[StepRow], states: torch.Tensor, results: Sequence[RowResult]) -> None:
+        """A step has run. states: float32 `[tokens, taps * hidden]`, the rows' tokens laid end to end. Never raises."""
+        ...
+
+    def copy_pages(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """The model's pages are copied, before a step; all sources are read before any page is written."""
+        ...
 
 
 class ModelRunner:
@@ -82,6 +101,12 @@ class ModelRunner:
         if adapter_bytes:
             decoder.adapt(self.adapters)
         self._pooler = pooler
+        self._reader: StateReader | None = None
+
+    def show_states(self, reader: StateReader) -> None:
+        """Show every step's inner states to `reader`, from now on."""
+        self._reader = reader
+        self.decoder.tap(reader.taps)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> list[RowResult]:
@@ -121,6 +146,8 @@ class ModelRunner:
                 logits = self.decoder.logits(hidden[first[i] : first[i] + 1])
                 at_once = min(DRAWN_AT_ONCE, self._config.max_num_seqs)
                 results[i] = replace(results[i], draws=self.sampler.draw_siblings(logits, row, at_once=at_once))
+        if self._reader is not None:
+            self._reader.follow(rows, torch.cat(self.decoder.tapped, dim=-1), results)
         for i, entries in scores.compute(scored, self.decoder.logits).items():
             if results[i].error is None:
                 results[i] = replace(results[i], prompt_logprobs=entries)
@@ -136,6 +163,8 @@ class ModelRunner:
         sources, targets = torch.tensor(copies, device=self._config.device).unbind(1)
         pages = self.attention.kv_cache
         pages.index_copy_(2, targets, pages.index_select(2, sources))
+        if self._reader is not None:
+            self._reader.copy_pages(sources, targets)
 
     def _sample(
         self, hidden: torch.Tensor, rows: Sequence[StepRow], faults: dict[int, str], results: list[RowResult]
@@ -284,7 +313,7 @@ def load_runner(
     max_num_batched_tokens: int = 512,
     max_num_seqs: int = 64,
     max_num_drafts: int = 0,
-    draft: ModelSpec | None = None,
+    draft: DraftDemand | None = None,
     pooling: PoolingSpec | None = None,
     adapter_values: int = 0,
 ) -> ModelRunner:
@@ -294,7 +323,7 @@ def load_runner(
     activations; "auto" is the fastest that this machine does well (on a CPU: four-bit weights where the file has them
     for few rows, bfloat16 for many). `max_model_len` None: the model's own. `kv_cache_bytes` None: by the memory free.
     `device` None: "cuda" where there is one, else "cpu". `threads`: what `engine.threads.configure` returned.
-    `max_num_drafts`: in one step. `draft`: the model that makes them; it will be loaded next, with as many pages.
+    `max_num_drafts`: in one step. `draft`: what makes them; it will be loaded next, with as many pages.
     `pooling`: make vectors of texts, or scores, in place of answers. `adapter_values`: numbers in all adapters that
     will be there at a time, `engine.adapters.targets.adapter_values`; 0: none will.
 
@@ -330,7 +359,8 @@ def load_runner(
     draft_bytes = 0 if draft is None else draft.num_parameters * policy.dtype.itemsize
     element_bytes = policy.dtype.itemsize
     num_blocks = choose_num_blocks(
-        bytes_per_token=sum(kv_bytes_per_token(one, element_bytes) for one in (spec, draft) if one is not None),
+        bytes_per_token=kv_bytes_per_token(spec, element_bytes)
+        + (0 if draft is None else draft.values_per_token * element_bytes),
         block_size=block_size,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,

@@ -141,15 +141,20 @@ class NativeBlocks:
         """Whether the step that the attention has begun, of `tokens` tokens, can go this way."""
         return tokens <= self._max_tokens and not self._attention.gathers
 
-    def __call__(self, residual: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Run all blocks. residual: float32 `[tokens, hidden]`, the embeddings, changed in place to the sum of what the
-        blocks yield without the last one's MLP; that is returned, valid until the next call."""
+    def __call__(
+        self, residual: torch.Tensor, positions: torch.Tensor, first: int = 0, end: int | None = None
+    ) -> torch.Tensor:
+        """Run the blocks from `first` to before `end`. residual: float32 `[tokens, hidden]`, what goes in, changed in
+        place to the sum of what the blocks yield without the last one's MLP; that is returned, valid until the next
+        call."""
         tokens = residual.shape[0]
         if len(self._delta) < tokens:
             self._reserve(tokens)
         arguments, kernel = self._arguments, self._kernel
         arguments.residual, arguments.positions = residual.data_ptr(), positions.data_ptr()
         arguments.slots, arguments.items, arguments.num_items = kernel.slots_pointer, *kernel.items
+        arguments.layers = ctypes.pointer(self._layers[first])
+        arguments.num_layers = (len(self._layers) if end is None else end) - first
         self._call(ctypes.addressof(arguments), tokens)
         return self._delta[:tokens]
 

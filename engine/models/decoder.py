@@ -17,7 +17,7 @@ import torch
 from engine.adapters.low_rank import AdaptedLinear, StepAdapters
 from engine.adapters.targets import Product
 from engine.layers.attention import AttentionBackend
-from engine.layers.blocks_native import build_blocks
+from engine.layers.blocks_native import NativeBlocks, build_blocks
 from engine.layers.linear import Linear, LinearPolicy, build_linear, decode
 from engine.layers.mlp import GatedMlp, build_mlp
 from engine.layers.moe import MixtureOfExperts, build_experts
@@ -65,9 +65,9 @@ class Decoder:
         self.attention = attention
         self.ops = ops
         self._device = policy.device
-        self._embedding = decode([source.embedding()], policy.dtype).to(policy.device)
+        self.embedding = decode([source.embedding()], policy.dtype).to(policy.device)
         if spec.embedding_scale != 1.0:  # rounded to the weights' dtype, as it was in training
-            self._embedding *= torch.tensor(spec.embedding_scale, dtype=policy.dtype, device=policy.device)
+            self.embedding *= torch.tensor(spec.embedding_scale, dtype=policy.dtype, device=policy.device)
         self._tables = {rope: rotary_table(rope, max_position).to(policy.device) for rope in spec.ropes}
         self.layers = [
             self._build_layer(layer, tensors, policy)
@@ -78,6 +78,12 @@ class Decoder:
         # All blocks in one call, where the machine and the weights allow it; None: one operation after the other.
         self.blocks = build_blocks(spec, self.layers, attention, policy.dtype)
         self._adapters: StepAdapters | None = None
+        self._taps: tuple[int, ...] = ()
+        self.tapped: list[torch.Tensor] = []  # per tap float32 `[tokens, hidden]`, of the last step
+
+    def tap(self, layers: tuple[int, ...]) -> None:
+        """Keep what enters these layers, ascending, in `tapped`."""
+        self._taps = layers
 
     def adapt(self, adapters: StepAdapters) -> None:
         """Let the adapters of each step change the products of the blocks, from now on; the call for all blocks knows
@@ -117,7 +123,7 @@ class Decoder:
     @property
     def num_bytes(self) -> int:
         """Bytes of all weights and tables as held here, every packed and dense copy counted."""
-        tables = [self._embedding, self._final_norm, *self._tables.values()]
+        tables = [self.embedding, self._final_norm, *self._tables.values()]
         weights: list[Linear | GatedMlp | MixtureOfExperts] = [] if self.output is None else [self.output]
         for layer in self.layers:
             weights += [layer.qkv, layer.attention_output, layer.mlp]
@@ -133,14 +139,29 @@ class Decoder:
         must have begun this step. Returns `[rows, hidden]`.
         """
         ops, tokens, eps = self.ops, token_ids.shape[0], self.spec.norm_eps
-        embedded = self._embedding.index_select(0, token_ids)  # [tokens, hidden]
+        embedded = self.embedding.index_select(0, token_ids)  # [tokens, hidden]
         residual = embedded.float()  # the sum of all blocks' outputs, kept in float32
         is_plain = self._adapters is None or not self._adapters.groups
+        self.tapped = []
         if self.blocks is not None and is_plain and self.blocks.serves(tokens):
-            delta = self.blocks(residual, positions)
+            delta = self._call_blocks(self.blocks, residual, positions)
         else:
             delta = self.run_blocks(embedded, residual, positions)
         return ops.add_rms_norm(delta.index_select(0, wanted), residual.index_select(0, wanted), self._final_norm, eps)
+
+    def _call_blocks(self, blocks: NativeBlocks, residual: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """All blocks in one call, or in one between any two taps. As `run_blocks`."""
+        if not self._taps:
+            return blocks(residual, positions)
+        first, delta = 0, torch.zeros_like(residual)
+        for tap in (*self._taps, len(self.layers)):
+            if tap > first:
+                residual += delta
+                delta = blocks(residual, positions, first, tap)
+            if tap < len(self.layers):
+                self.tapped.append(residual + delta)
+            first = tap
+        return delta
 
     def run_blocks(self, embedded: torch.Tensor, residual: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """All blocks, operation by operation. Adds to `residual`; returns what is still to be added."""
@@ -151,6 +172,8 @@ class Decoder:
                 x = ops.add_rms_norm(delta, residual, layer.attention_norm, eps)
             else:  # the residual is what was embedded
                 x = ops.rms_norm(embedded, layer.attention_norm, eps)
+            if index in self._taps:
+                self.tapped.append(residual.clone())
             delta = self._attend(index, layer, x, positions)
             if layer.post_attention_norm is not None:
                 delta = ops.rms_norm(delta, layer.post_attention_norm, eps)

@@ -35,6 +35,8 @@ class _Progress:
 class DraftModel:
     """`Proposer` by a model."""
 
+    waits_for_copies = False  # it knows by their text what pages hold
+
     def __init__(self, runner: Runner, *, max_num_batched_tokens: int) -> None:
         self._runner = runner
         self._block_size = runner.geometry.block_size

@@ -26,6 +26,7 @@ _SEPARATOR = -1
 class NgramProposer:
     """`Proposer` that searches prompt, answer and, where the client sent one, the predicted answer."""
 
+    waits_for_copies = False
     seconds_per_draft = 0.0  # next to nothing
 
     def __init__(self) -> None:

@@ -11,6 +11,8 @@ from engine.request import Request
 class Proposer(Protocol):
     """Keeps what it likes about requests, by their id, until it is told to forget them."""
 
+    # It cannot propose while copies of pages are outstanding: its own pages are copied when the step begins.
+    waits_for_copies: bool
     # What it takes to make one more draft for all requests of a step, as far as that is known.
     seconds_per_draft: float
 

@@ -84,7 +84,7 @@ class Speculator:
 
     def propose(self, counts: Mapping[Request, int], cache: PrefixCache) -> dict[Request, list[int]]:
         """Up to so many drafts for these requests, as far as pages are to be had; afterwards they hold them."""
-        if self._proposer is None:
+        if self._proposer is None or (self._proposer.waits_for_copies and cache.owes_copies):
             return {}
         roomy: dict[Request, int] = {}
         for request, count in counts.items():

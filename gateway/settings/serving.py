@@ -161,18 +161,21 @@ class EngineSettings(Strict):
     max_num_batched_tokens: int = Field(512, ge=16)
     kv_cache_bytes: int | None = Field(None, ge=1 << 20)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    speculative: Literal["off", "ngram", "draft"] = Field(
-        "off", description="Propose tokens and check several in one step: by look-up in the text, or by a draft model."
+    speculative: Literal["off", "ngram", "draft", "eagle3"] = Field(
+        "off",
+        description="Propose tokens and check several in one step: by look-up, by a draft model or by an EAGLE-3 head.",
     )
     num_speculative_tokens: int = Field(4, ge=1, le=32, description="Of one request in one step, at most.")
-    draft_model: str | None = Field(None, description="With `speculative: draft`: a small model, same vocabulary.")
+    draft_model: str | None = Field(
+        None, description="With `draft` a small model of the same vocabulary; with `eagle3` the folder of the head."
+    )
     sampling: SamplingDefaults = SamplingDefaults()
     autostart: bool = True
 
     @model_validator(mode="after")
     def _a_draft_model_where_one_drafts(self) -> EngineSettings:
-        if (self.draft_model is not None) != (self.speculative == "draft"):
-            raise ValueError("'speculative: draft' and 'draft_model' need each other")
+        if (self.draft_model is not None) != (self.speculative in ("draft", "eagle3")):
+            raise ValueError("'speculative: draft' or 'eagle3' and 'draft_model' need each other")
         return self
 
 

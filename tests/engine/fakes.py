@@ -145,6 +145,7 @@ class FakeRunner:
 class Clairvoyant:
     """A proposer that knows what the fake model will say, and errs as often as it is told to."""
 
+    waits_for_copies = False
     seconds_per_draft = 0.0
 
     def __init__(self, error_rate: float = 0.0, seed: int = 0) -> None:

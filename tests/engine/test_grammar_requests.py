@@ -146,6 +146,7 @@ def test_preempted_answers_go_on_where_they_were(compiled, pages) -> None:
 class Oracle:
     """Proposes what the answers will be, and errs now and then."""
 
+    waits_for_copies = False
     seconds_per_draft = 0.0
 
     def __init__(self, answers, error_rate) -> None:

@@ -64,6 +64,7 @@ def runner(paths: dict[str, Path]) -> ModelRunner:
 class Wild:
     """Proposes anything at all."""
 
+    waits_for_copies = False
     seconds_per_draft = 0.0
 
     def __init__(self) -> None:
