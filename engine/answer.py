@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from engine.detokenizer import Delta, Detokenizer
-from engine.messages import Output
+from engine.messages import NewRequest, Output
 from engine.types import FinishReason, SamplingParams, TokenLogprob
 
 
@@ -44,6 +44,10 @@ class AdapterMissing(EngineError):
     """The adapter that this was to run with is not served."""
 
 
+class DeadlineMissed(EngineError):
+    """The answer did not come before the request's deadline, or could not have."""
+
+
 class AnswerAborted(EngineError):
     """The answer was given up by its reader."""
 
@@ -60,6 +64,25 @@ class Generation:
     grammar: str | None = None  # what the answer must be, a checked one
     prediction: tuple[int, ...] = ()  # what the client expects the answer to be, or to hold
     adapter: str | None = None  # the name of the one that it runs with
+    tenant: str = ""  # tenants share the engine fairly
+    priority: int = 0  # smaller is more urgent
+    deadline: float | None = None  # `time.monotonic()` when the whole answer must be there
+
+    def request(self, request_id: int, adapter_id: int) -> NewRequest:
+        """What the core is told of it."""
+        return NewRequest(
+            request_id,
+            self.prompt_token_ids,
+            self.params,
+            self.cache_salt,
+            self.group,
+            self.grammar,
+            self.prediction,
+            adapter_id,
+            self.tenant,
+            self.priority,
+            self.deadline,
+        )
 
 
 class Answer:
@@ -74,7 +97,7 @@ class Answer:
         self.rejected_drafts = 0
         self.prompt_logprobs: list[TokenLogprob] = []
         self.tokens_beside = 0  # generated for this answer, but not part of it
-        self.end_reason: str | None = None  # a finish reason, or "abort", "error", "rejected"
+        self.end_reason: str | None = None  # a finish reason, or "abort", "error", "deadline", "rejected"
         self._detokenizer = generation.detokenizer
         self._news: Delta | None = None
         self._error: EngineError | None = None
@@ -133,6 +156,9 @@ class Answer:
         self.rejected_drafts += output.rejected_drafts
         if output.finish_reason is FinishReason.ERROR:
             self.fail(GenerationFailed(output.error or "The engine reported an error without a message."), "error")
+            return False
+        if output.finish_reason is FinishReason.DEADLINE:
+            self.fail(DeadlineMissed(output.error or "The request's deadline passed."), "deadline")
             return False
         if output.token_ids:
             self._last_token = time.monotonic()

@@ -140,8 +140,8 @@ class Beams:
         self._unwanted.add(request_id)
         return len(self._unwanted) == len(self.request_ids)
 
-    def outputs(self, error: str | None = None) -> list[Output]:
-        """The last output of each request: its answer, after the last move, or the error."""
+    def outputs(self, error: str | None = None, failed: FinishReason = FinishReason.ERROR) -> list[Output]:
+        """The last output of each request: its answer, after the last move, or the error, as what it `failed`."""
         found = self.search.found if error is None else []
         outputs = []
         for place, request_id in enumerate(self.request_ids):
@@ -152,7 +152,7 @@ class Beams:
                 outputs.append(Output(request_id, tokens, None, reason, tokens[-1] if ended else None))
             else:
                 text = error or f"The search found {len(found)} answers only."
-                outputs.append(Output(request_id, [], finish_reason=FinishReason.ERROR, error=text))
+                outputs.append(Output(request_id, [], finish_reason=failed, error=text))
         outputs[0].cached_tokens, outputs[0].prompt_page = self._cached_tokens, self._prompt_page
         outputs[0].tokens_beside = self.num_generated - sum(len(output.token_ids) for output in outputs)
         return [output for output in outputs if output.request_id not in self._unwanted]

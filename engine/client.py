@@ -279,9 +279,7 @@ class EngineClient:
         answers = [Answer(next(self._ids), generation) for generation in generations]
         self._answers.update((answer.request_id, answer) for answer in answers)
         requests = [
-            NewRequest(
-                answer.request_id, g.prompt_token_ids, g.params, g.cache_salt, g.group, g.grammar, g.prediction, adapter
-            )
+            g.request(answer.request_id, adapter)
             for answer, g, adapter in zip(answers, generations, adapter_ids, strict=True)
         ]
         self._connection.send(Add(requests))

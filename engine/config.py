@@ -51,3 +51,4 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     task: AskedTask = "auto"
     max_batch_size: int = _BATCHING.max_batch_size
     max_wait_ms: float = _BATCHING.max_wait_ms
+    target_tpot_ms: float | None = None  # time per output token that steps are kept short for; None: no matter

@@ -109,6 +109,7 @@ class EngineCore:
         while self._drain(0.0 if self._scheduler.has_work else None) and self._gather():
             self._admit_compiled()
             self._tell_of_adapters()
+            self._expire()
             if self._scheduler.has_work:
                 self._step()
             elif self._stats_changed:
@@ -221,6 +222,11 @@ class EngineCore:
             if going_on:
                 self._admit(going_on, party.grammars)
 
+    def _expire(self) -> None:
+        """Tell those who are too late before the next step, so that they take none of it."""
+        if late := self._scheduler.expire(time.monotonic()):
+            self._send(Step(late, self.stats()))
+
     def _retry_after_seconds(self) -> float:
         """When a queue of this length will have moved on, by the rate at which requests finished lately."""
         least, most = _RETRY_AFTER_SECONDS
@@ -245,6 +251,7 @@ class EngineCore:
         else:
             self._scheduler.speculator.timed(plan.num_tokens, time.monotonic() - planned)
             outputs = self._scheduler.update(plan, results)
+            self._scheduler.step_budget.timed(plan, results, time.monotonic() - start)
             self._failures_in_a_row = 0
         self._steps += 1
         end = self._last_step_end = time.monotonic()
@@ -289,6 +296,7 @@ class EngineCore:
             draft_runs=scheduler.speculator.stats.runs,
             drafted_tokens=scheduler.speculator.stats.drafted_tokens,
             accepted_draft_tokens=scheduler.speculator.stats.accepted_tokens,
+            step_token_budget=scheduler.step_budget.tokens,
         )
 
     def _send(self, message: FromCore) -> None:
@@ -324,6 +332,7 @@ def build_scheduler(
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_waiting=config.max_waiting,
         max_model_len=runner.max_model_len,
+        target_tpot_seconds=None if config.target_tpot_ms is None else config.target_tpot_ms / 1000,
     )
     return Scheduler(
         bounds, cache, eos_token_ids=end_token_ids, speculator=speculator, pooling=pooling, adapters=adapters

@@ -48,6 +48,7 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 512  # tokens in one step
     max_waiting: int = 256  # requests that wait for a row
     max_model_len: int = 2048
+    target_tpot_seconds: float | None = None  # time per output token that is to be held; None: no matter
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):

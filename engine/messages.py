@@ -30,6 +30,9 @@ class NewRequest(msgspec.Struct, array_like=True, frozen=True):
     grammar: str | None = None  # what the answer must be, as `engine.grammar` writes it
     prediction: tuple[int, ...] = ()  # what the client expects the answer to be, or to hold
     adapter: int = 0  # the id of a loaded adapter; 0: none
+    tenant: str = ""  # tenants share the engine fairly
+    priority: int = 0  # smaller is more urgent
+    deadline: float | None = None  # `time.monotonic()`, which both processes share, when the whole answer must be there
 
 
 class Add(msgspec.Struct, array_like=True, tag=1, frozen=True):
@@ -95,6 +98,7 @@ class Stats(msgspec.Struct, array_like=True):
     draft_runs: int = 0  # one request's drafts in one step
     drafted_tokens: int = 0
     accepted_draft_tokens: int = 0
+    step_token_budget: int = 0  # tokens of a step in which answers are being written, at most
 
     @property
     def rejected_draft_tokens(self) -> int:

@@ -75,11 +75,15 @@ class EngineMetrics:
         finished = Counter("tierline_engine_requests", "Answers by how they ended.", ["model", "finish_reason"],
                            registry=self.registry)  # fmt: skip
         self._finished = {
-            reason: finished.labels(model, reason) for reason in ("stop", "length", "abort", "error", "rejected")
+            reason: finished.labels(model, reason)
+            for reason in ("stop", "length", "abort", "error", "deadline", "rejected")
         }
         self.up = gauge("tierline_engine_up", "1 while the core is loaded and answers.")
         self._running = gauge("tierline_engine_running_requests", "Requests that take part in the steps.")
         self._waiting = gauge("tierline_engine_waiting_requests", "Requests that wait for a place or for pages.")
+        self._step_budget = gauge(
+            "tierline_engine_step_token_budget", "Tokens of a step in which answers are being written, at most."
+        )
         self._step = histogram("tierline_engine_step_seconds", "Duration of one step.", _STEP_BUCKETS)
         self._preemptions = counter("tierline_engine_preemptions", "Requests that gave up their pages to older ones.")
         self._recomputed = counter("tierline_engine_recomputed_tokens", "Tokens thrown away by preemptions.")
@@ -149,6 +153,7 @@ class EngineMetrics:
             pages.set(getattr(stats, f"pages_{state}"))
         self._running.set(stats.running)
         self._waiting.set(stats.waiting)
+        self._step_budget.set(stats.step_token_budget)
         self._tokens_per_second.set(self._tokens_window.sums()[0] / _RATE_WINDOW_SECONDS)
         queried, hits = self._hit_window.sums()
         self._hit_rate.set(hits / queried if queried else math.nan)

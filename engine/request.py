@@ -61,6 +61,10 @@ class Request:
     pooled: Vector | None = None  # the sum of those that were
     num_pooled: int = 0  # how many that were
     missed: Missed | None = None  # why full pages of the prompt were not in the prefix cache
+    tenant: str = ""  # whose it is: tenants share the engine fairly
+    priority: int = 0  # smaller is more urgent
+    deadline: float | None = None  # monotonic seconds at which the whole answer must be there
+    entered: int = 0  # what its tenant had got of the engine when it came
 
     def copy(self, request_id: int) -> Request:
         """The same tokens under another id, without pages."""
@@ -71,6 +75,11 @@ class Request:
             block_table=[],
             page_digests=list(self.page_digests),
         )
+
+    @property
+    def standing(self) -> tuple[int, int]:
+        """Its place among those that run; when pages run out, the last gives up its own."""
+        return self.priority, self.arrival
 
     @property
     def num_tokens(self) -> int:

@@ -23,7 +23,12 @@ from engine.prefix_cache import PrefixCache
 from engine.request import Request, RequestStatus, check_request
 from engine.siblings import Siblings
 from engine.spec.speculator import Speculator
+from engine.step_budget import StepBudget
+from engine.turns import Turns
 from engine.types import FinishReason, TokenMasks
+
+# A tenant may have so many requests in the queue for each place that is left in it: alone it fills four fifths.
+TENANT_SHARE = 4
 
 
 @dataclass(slots=True)
@@ -57,13 +62,13 @@ class Roster:
         self._adapters = adapters
         self.pooling = pooling
         self.stats = SchedulerStats()
+        self.step_budget = StepBudget(config.max_num_batched_tokens, config.target_tpot_seconds)
         # What one sequence can hold at most, so that the oldest request alone always fits.
         self.max_total_tokens = min(config.max_model_len, cache.pool.total * cache.block_size)
         self._eos_token_ids = eos_token_ids
         self._requests: dict[int, Request] = {}
-        # Both sorted by arrival.
-        self._waiting: list[Request] = []
-        self._running: list[Request] = []
+        self._waiting = Turns()
+        self._running: list[Request] = []  # by standing
         self._siblings = Siblings(cache)
         self._beams: dict[int, Beams] = {}  # by the requests that asked for them
         self._last_beam_id = 0
@@ -122,6 +127,7 @@ class Roster:
                 f"{len(self._waiting)} requests are waiting and {len(self._running)} running; "
                 f"the queue holds {self.config.max_waiting}."
             )
+        self._check_share(new)
 
     def add(self, new: Sequence[NewRequest], grammars: Mapping[int, TokenMasks] = MappingProxyType({})) -> None:
         """Admit all of these requests or none; raises as `check_fit`. `grammars`: the compiled ones, by request id."""
@@ -134,6 +140,22 @@ class Roster:
                 self._admit_beams(group, self._room(group[0]))
             else:
                 self._siblings.join([self._admit(request, grammars.get(request.request_id)) for request in group])
+
+    def _check_share(self, new: Sequence[NewRequest]) -> None:
+        """Keep a part of the queue for other tenants: each has at most `TENANT_SHARE` times what is left of it.
+
+        Raises:
+            QueueFull: this tenant has its share.
+        """
+        tenant = new[0].tenant if new else ""
+        free_rows = self.config.max_num_seqs - len(self._running)
+        left = self.config.max_waiting + free_rows - len(self._waiting) - len(new)
+        waiting = self._waiting.waiting_of(tenant)
+        if tenant and waiting and waiting + len(new) > free_rows + TENANT_SHARE * max(1, left):
+            raise QueueFull(
+                f"{waiting} requests of this tenant are waiting; what is left of the queue, which holds "
+                f"{self.config.max_waiting}, is for other tenants."
+            )
 
     def _room(self, new: NewRequest) -> int:
         """Tokens that one sequence can have. Beams divide the pages among them, so that all of them always fit."""
@@ -168,6 +190,9 @@ class Roster:
             prediction=new.prediction,
             grammar=grammar,
             pool=None if self.pooling is None else self.pooling.positions(len(prompt)),
+            tenant=new.tenant,
+            priority=new.priority,
+            deadline=new.deadline,
         )
 
     def _admit(self, new: NewRequest, grammar: TokenMasks | None) -> Request:
@@ -175,7 +200,7 @@ class Roster:
         self._arrivals += 1
         request.expected_prefill = request.num_tokens - len(self.cache.match(request)) * self.cache.block_size
         self._requests[request.request_id] = request
-        self._waiting.append(request)
+        self._waiting.come(request)
         return request
 
     # --- to and fro -----------------------------------------------------------------------------------------------
@@ -183,20 +208,24 @@ class Roster:
     def _start(self, request: Request) -> bool:
         """Let a waiting request run; False if there is no row, or no room for its whole prompt: it would be preempted.
 
-        NOTE: it leaves room for all that has started, and for the oldest that waits. So those who overtake never keep
-        anybody waiting: once the oldest finds no room, nobody starts before it.
+        NOTE: it leaves rows and pages for all that has started, and for the one whose turn it is. So those who overtake
+        never keep anybody waiting: once the first in turn finds no room, nobody starts before it.
         """
-        if sum(r.num_rows for r in self._running) + request.num_rows > self.config.max_num_seqs:
+        first = self._waiting.first(self._siblings.waits) or request
+        rows, promised = (0, 0) if first is request else (first.num_rows, self.cache.pages_for(first.num_tokens))
+        running = sum(r.num_rows for r in self._running)
+        most = self.step_budget.rows(self.config.max_num_seqs) if running else self.config.max_num_seqs
+        if running + rows + request.num_rows > most:
             return False
-        oldest = next(r for r in self._waiting if not self._siblings.waits(r))
-        promised = 0 if oldest is request else self.cache.pages_for(oldest.num_tokens)
         while not self._take_pages(request, promised):
-            # What is held for siblings that came later must not keep the oldest waiting, nor be all that is left.
-            if oldest is not request or not self._siblings.drop(but=request if self._running else None):
+            # What is held for siblings that came later must not keep the first waiting, nor be all that is left.
+            if first is not request or not self._siblings.drop(but=request if self._running else None):
                 return False
-        self._waiting.remove(request)
+        self._waiting.leave(request)
+        if not request.num_preemptions:  # what is computed again is no service
+            self._waiting.serve(request, prompt=request.num_tokens - request.num_computed_tokens)
         request.status = RequestStatus.RUNNING
-        insort(self._running, request, key=by_arrival)
+        insort(self._running, request, key=by_standing)
         return True
 
     def _take_pages(self, request: Request, promised: int) -> bool:
@@ -228,14 +257,17 @@ class Roster:
         if victim.beams is not None:
             victim.beams.lose(victim)
         victim.expected_prefill = victim.num_tokens
-        insort(self._waiting, victim, key=by_arrival)
+        if self._running:  # nobody has to give way to more urgent ones twice: now it is as urgent as the first of them
+            victim.priority = min(victim.priority, self._running[0].priority)
+        self._waiting.wait(victim)
 
     def _fork(self, parent: Request) -> Request:
         """Another request with the same tokens and pages. A page is copied when one of the two writes to it."""
         child = parent.copy(self._beam_id())
         self.cache.fork(parent.block_table, child, parent.num_computed_tokens)
         self._requests[child.request_id] = child
-        insort(self._running, child, key=by_arrival)
+        self._waiting.fork(child)
+        insort(self._running, child, key=by_standing)
         return child
 
     # --- out ------------------------------------------------------------------------------------------------------
@@ -245,8 +277,9 @@ class Roster:
         if request.status is RequestStatus.RUNNING:
             self._running.remove(request)
         else:
-            self._waiting.remove(request)
+            self._waiting.leave(request)
         del self._requests[request.request_id]
+        self._waiting.end(request)
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
         self._finished_ids.append(request.request_id)
@@ -281,5 +314,5 @@ class Roster:
             )
 
 
-def by_arrival(request: Request) -> int:
-    return request.arrival
+def by_standing(request: Request) -> tuple[int, int]:
+    return request.standing

@@ -2,13 +2,15 @@
 
 One step is a map {request: number of tokens}. There is no prefill phase and no decode phase: a request simply has
 tokens that are not computed yet (its prompt, the rest of it, the last token, or everything again after a preemption).
-Within `max_num_batched_tokens`, decode rows go first. Of what is left, one half goes to prompts first come first served
-and the other half to the shortest first: a long prompt does not hold up the short ones that come after it, and they
-take at most every second token from it.
+Within `max_num_batched_tokens`, and what a target time per output token allows (`engine/step_budget.py`), decode rows
+go first. Of what is left, one half goes to prompts by turns (`engine/turns.py`: tenants share fairly, then by priority
+and arrival) and the other half to the shortest first: a long prompt does not hold up the short ones that come after it,
+and they take at most every second token from it.
 
-It promises: a step with work always runs something; the oldest running request is never preempted by a younger one;
-whoever waits is overtaken only where there is room for both; what can never fit is refused at the door; pages are
-released exactly once; and the page law holds after each call.
+It promises: a step with work always runs something; of those that run, none is preempted by one that is less urgent or
+as urgent and younger, and none twice for being less urgent; whoever waits is overtaken only where there is room for
+both, or by turns; what can never fit is refused at the door, and what cannot keep its deadline is ended (`expire`);
+pages are released exactly once; and the page law holds after each call.
 
 A request that waits for its next token only may get drafts (`engine/spec/`): further positions of the same row, from
 the budget and the pages that are left. Those that fail leave no trace: they count as never computed.
@@ -19,13 +21,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from heapq import merge
 
 from engine.beams import Beams
+from engine.deadlines import too_late
 from engine.ending import ending, follow
 from engine.messages import Output
 from engine.request import Request, RequestStatus
-from engine.roster import Roster, by_arrival
+from engine.roster import Roster
 from engine.types import Draw, FinishReason, GrammarFailed, RowResult, StepPlan, StepRow
 
 
@@ -51,11 +53,11 @@ class Scheduler(Roster):
         decode = [r for r in self._running if r.num_tokens - r.num_computed_tokens == 1]
         chunks = [r for r in self._running if r.num_tokens - r.num_computed_tokens > 1]
         budget = self._grant(decode, self.config.max_num_batched_tokens, counts)
+        budget = self.step_budget.beside(len(counts), budget, started=bool(chunks))
         wanted = self._wanted_drafts(counts, chunks, budget)
         budget -= sum(wanted.values())
         half = budget // 2
-        oldest_first = merge(chunks, list(self._waiting), key=by_arrival)
-        if self._grant(oldest_first, budget - half, counts) == 0:  # or all have what they need
+        if self._grant(self._waiting.order(chunks), budget - half, counts) == 0:  # or all have what they need
             self._grant(self._shortest_first(counts), half, counts)
         if not counts and self._running:
             # Beams that wait for another of theirs, which finds no room: the youngest make it some.
@@ -145,6 +147,28 @@ class Scheduler(Roster):
         if not counts:  # nothing runs, so nobody would read them
             self._finished_ids, finished = finished, []
         return StepPlan(single + longer, finished, self.cache.take_copies())
+
+    def expire(self, now: float) -> list[Output]:
+        """End those whose deadline has passed, and those of whom it is clear that they cannot keep it.
+
+        Raises:
+            RuntimeError: a step is in flight.
+        """
+        if self._in_flight:
+            raise RuntimeError("expire() was called while a step is in flight")
+        outputs: list[Output] = []
+        for request in [r for r in self._requests.values() if r.deadline is not None]:
+            if not request.is_finished and (text := self._too_late(request, now)) is not None:  # beams end together
+                outputs += self._fail(request, text, FinishReason.DEADLINE)
+        return outputs
+
+    def _too_late(self, request: Request, now: float) -> str | None:
+        most, cost = self.config.max_num_batched_tokens, self.speculator.cost
+        text = too_late(request, now, most, cost)
+        if text is not None and request.status is RequestStatus.WAITING:  # others may have computed some of its prompt
+            request.expected_prefill = request.num_tokens - len(self.cache.match(request)) * self.cache.block_size
+            text = too_late(request, now, most, cost)
+        return text
 
     # --- results -------------------------------------------------------------------------------------------------
 
@@ -250,6 +274,7 @@ class Scheduler(Roster):
         self.cache.publish(request)
         self.cache.trim(request, request.num_tokens)
         self.stats.generated_tokens += count
+        self._waiting.serve(request, generated=count)
         output = Output(request.request_id, tokens, list(result.logprobs[:count]) or None, reason)
         if num_drafts:
             accepted = len(result.token_ids) - 1
@@ -287,6 +312,7 @@ class Scheduler(Roster):
             return []
         moves = beams.moves()
         self.stats.generated_tokens += beams.width
+        self._waiting.serve(request, generated=beams.width)
         if not moves:
             return self._end_beams(beams)
         parents, uses = beams.live, Counter(move.parent for move in moves)
@@ -303,15 +329,17 @@ class Scheduler(Roster):
             beams.live.append(beam)
         return []
 
-    def _end_beams(self, beams: Beams, error: str | None = None) -> list[Output]:
+    def _end_beams(
+        self, beams: Beams, error: str | None = None, reason: FinishReason = FinishReason.ERROR
+    ) -> list[Output]:
         for beam in beams.live:
-            self._finish(beam, FinishReason.STOP if error is None else FinishReason.ERROR)
+            self._finish(beam, FinishReason.STOP if error is None else reason)
         for request_id in beams.request_ids:
             self._beams.pop(request_id, None)
-        return beams.outputs(error)
+        return beams.outputs(error, reason)
 
-    def _fail(self, request: Request, error: str) -> list[Output]:
+    def _fail(self, request: Request, error: str, reason: FinishReason = FinishReason.ERROR) -> list[Output]:
         """End a request, or the search that it is a beam of, with an error."""
         if request.beams is not None:
-            return self._end_beams(request.beams, error)
-        return [self._finish(request, FinishReason.ERROR, error)]
+            return self._end_beams(request.beams, error, reason)
+        return [self._finish(request, reason, error)]

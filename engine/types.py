@@ -23,6 +23,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    DEADLINE = "deadline"  # its deadline passed, or could not be kept
 
 
 @dataclass(frozen=True, slots=True)

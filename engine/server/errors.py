@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from backends.protocol import InvalidRequest, wrong_type
-from engine.answer import AdapterMissing, EngineBusy, EngineDown, EngineError, PromptRejected
+from engine.answer import AdapterMissing, DeadlineMissed, EngineBusy, EngineDown, EngineError, PromptRejected
 from engine.chat_template import ChatTemplateError
 
 
@@ -83,6 +83,8 @@ def as_api_error(error: Exception, prompt_field: str = "prompt") -> ApiError:
             return ApiError(404, str(error), code="model_not_found", param="model")
         case EngineDown():
             return ApiError(503, str(error), type="server_error", code="engine_unavailable", retry_after_seconds=2)
+        case DeadlineMissed():
+            return ApiError(504, str(error), type="server_error", code="deadline_exceeded")
         case EngineError():
             return ApiError(500, str(error), type="server_error", code="generation_failed")
         case _:

@@ -75,6 +75,11 @@ class StepCost:
         high, high_seconds = sizes[at], self._seconds[sizes[at]]
         return low_seconds + (num_tokens - low) / (high - low) * (high_seconds - low_seconds)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether anything was learned yet."""
+        return bool(self._sizes)
+
     def _forget(self) -> None:
         for size, step in list(self._updated.items()):
             if self._steps - step > _FORGET_STEPS:

@@ -50,7 +50,7 @@ class Speculator:
         self._proposer = proposer
         self._most = num_speculative_tokens
         self.adaptive = adaptive
-        self._cost = StepCost()
+        self.cost = StepCost()
 
     def counts(self, requests: Sequence[Request], *, num_tokens: int, most: int) -> dict[Request, int]:
         """How many drafts each of these requests should get; those that get none are left out.
@@ -74,7 +74,7 @@ class Speculator:
             offers,
             num_tokens=num_tokens,
             most=most,
-            step_seconds=self._cost.seconds,
+            step_seconds=self.cost.seconds,
             seconds_per_depth=proposer.seconds_per_draft,
         )
         for request, offer, count in zip(requests, offers, taken, strict=True):
@@ -109,7 +109,7 @@ class Speculator:
 
     def timed(self, num_tokens: int, seconds: float) -> None:
         """The model took so long for a step of so many tokens."""
-        self._cost.add(num_tokens, seconds)
+        self.cost.add(num_tokens, seconds)
 
     def forget(self, request: Request) -> None:
         """The request ended, or its pages are taken away."""

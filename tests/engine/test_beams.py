@@ -183,7 +183,7 @@ def test_beams_share_pages_and_find_what_the_search_finds(
 def test_beams_among_others_in_a_small_pool(num_blocks: int, prefix_cache: bool) -> None:
     """Two searches and four plain requests, with too few pages for all: preempted beams wait for each other."""
     runner = BeamRunner(num_blocks=num_blocks)
-    scheduler = make_scheduler(runner, max_num_seqs=7, prefix_cache=prefix_cache)
+    scheduler = make_scheduler(runner, max_num_seqs=10, prefix_cache=prefix_cache)
     beam = BeamParams(3, 0.5, "never")
     prompts = {100: range(1, 9), 200: range(2, 12)}
     plain = {i: [i, i + 1, i + 2] for i in (1, 2, 3, 4)}

@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from engine.limits import NeverFits, QueueFull
 from engine.messages import NewRequest
 from engine.spec.speculator import Speculator
+from engine.turns import place
 from engine.types import FinishReason, SamplingParams
 from tests.engine.fakes import Clairvoyant, FakeRunner, check_plan, expected_scores, expected_tokens, make_scheduler
 
@@ -24,10 +25,22 @@ class EngineHistory(RuleBasedStateMachine):
         draft_errors=st.sampled_from([0.0, 0.2, 0.6]),
         adaptive=st.booleans(),
         seed=st.integers(0, 1000),
+        one_tenant=st.booleans(),
     )
     def start(
-        self, num_blocks, block_size, max_num_seqs, extra_tokens, prefix_cache, drafts, draft_errors, adaptive, seed
+        self,
+        num_blocks,
+        block_size,
+        max_num_seqs,
+        extra_tokens,
+        prefix_cache,
+        drafts,
+        draft_errors,
+        adaptive,
+        seed,
+        one_tenant,
     ):
+        self.one_tenant = one_tenant
         self.runner = FakeRunner(num_blocks, block_size, max_model_len=40)
         self.proposer = Clairvoyant(draft_errors, seed)
         self.scheduler = make_scheduler(
@@ -51,10 +64,12 @@ class EngineHistory(RuleBasedStateMachine):
         n=st.integers(1, 3),
         max_tokens=st.integers(1, 12),
         salt=st.sampled_from([None, "a"]),
+        tenant=st.integers(0, 2),
+        priority=st.sampled_from([0, 0, 0, -3, 1, 100]),
         seed=st.sampled_from([None, None, 1]),
         scored=st.booleans(),
     )
-    def add(self, prompt, n, max_tokens, salt, seed, scored):
+    def add(self, prompt, n, max_tokens, salt, tenant, priority, seed, scored):
         ids = list(range(self.next_id, self.next_id + n))
         self.next_id += n
         group = 1 if n > 1 else None
@@ -64,12 +79,17 @@ class EngineHistory(RuleBasedStateMachine):
             for i in ids
         ]
         try:
-            self.scheduler.add([NewRequest(i, prompt, p, salt, group) for i, p in zip(ids, params, strict=True)])
+            more = {"tenant": "" if self.one_tenant else f"{tenant}", "priority": 0 if self.one_tenant else priority}
+            self.scheduler.add(
+                [NewRequest(i, prompt, p, salt, group, **more) for i, p in zip(ids, params, strict=True)]
+            )
         except NeverFits:
             assert len(prompt) + 1 > self.scheduler.max_total_tokens or n > self.scheduler.config.max_num_seqs + 6
         except QueueFull:
             free_rows = self.scheduler.config.max_num_seqs - self.scheduler.num_running
-            assert self.scheduler.num_waiting + n > self.scheduler.config.max_waiting + free_rows
+            left = self.scheduler.config.max_waiting + free_rows - self.scheduler.num_waiting - n
+            waiting = 0 if self.one_tenant else self.scheduler._waiting.waiting_of(f"{tenant}")
+            assert left < 0 or (waiting and waiting + n > free_rows + 4 * max(1, left))
         else:
             for i in ids:
                 self.prompts[i], self.limits[i], self.tokens[i] = prompt, max_tokens, []
@@ -93,15 +113,14 @@ class EngineHistory(RuleBasedStateMachine):
     @precondition(lambda self: self.scheduler.has_work)
     @rule(data=st.data(), fault=st.sampled_from(["none"] * 6 + ["row", "step", "abort in flight"]))
     def step(self, data, fault):
-        waiting = [r for r in self.scheduler._waiting if not self.scheduler._siblings.waits(r)]
+        first = self.scheduler._waiting.first(self.scheduler._siblings.waits)
         plan = self.scheduler.schedule()
         assert plan.rows, "there is work, so something runs"
         check_plan(self.scheduler, plan)
-        if waiting and waiting[0] in self.scheduler._waiting:
-            self._is_not_kept_out(waiting[0])
-        # The oldest running request is always part of the step.
-        oldest = min(self.scheduler._running, key=lambda r: r.arrival)
-        assert oldest.request_id in {row.request_id for row in plan.rows}
+        if first is not None and first in self.scheduler._waiting:
+            self._is_not_kept_out(first)
+        if self.one_tenant:  # the first of those that run is always part of the step
+            assert self.scheduler._running[0].request_id in {row.request_id for row in plan.rows}
         planned = [row.request_id for row in plan.rows]
         if fault == "step":
             self.forced |= set(planned)
@@ -118,13 +137,16 @@ class EngineHistory(RuleBasedStateMachine):
         self._take(self.scheduler.update(plan, self.runner.execute(plan)))
         self.scheduler.speculator.timed(plan.num_tokens, data.draw(st.floats(0.001, 1)))
 
-    def _is_not_kept_out(self, oldest):
-        """Who overtook the oldest that waited, by starting before it, left room for it."""
+    def _is_not_kept_out(self, first):
+        """Who overtook the one whose turn it was, by starting before it, left room for it."""
+        still = self.scheduler._waiting.first(self.scheduler._siblings.waits)
+        if still is not first:  # another tenant's turn has come in this very step
+            return
         started = [r for r in self.scheduler._running if r.num_computed_tokens == r.num_cached_tokens and r.in_flight]
-        if any(r.arrival > oldest.arrival and r.num_preemptions == 0 for r in started):
+        if any(r.num_preemptions == 0 and r.tenant == first.tenant and place(r) > place(first) for r in started):
             cache = self.scheduler.cache
             promised = sum(cache.pages_for(r.num_tokens) - len(r.block_table) for r in self.scheduler._running)
-            assert cache.pages_for(oldest.num_tokens) + promised <= cache.num_available
+            assert cache.pages_for(first.num_tokens) + promised <= cache.num_available
 
     def _take(self, outputs):
         for output in outputs:
@@ -141,9 +163,8 @@ class EngineHistory(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         self.scheduler.check()
-        for queue in (self.scheduler._waiting, self.scheduler._running):
-            arrivals = [request.arrival for request in queue]
-            assert arrivals == sorted(arrivals)
+        standings = [request.standing for request in self.scheduler._running]
+        assert standings == sorted(standings)
         assert self.proposer.known <= {request.request_id for request in self.scheduler._running}
         for request in self.scheduler._running:  # rejected drafts hold nothing
             if not request.in_flight:
