@@ -103,6 +103,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add("--lora-dir", type=Path, help="folder below which lie adapters that may be loaded while the engine runs")
     add("--max-loras", type=_integer(1), default=4, help="adapters at a time; memory is kept for them (%(default)s)")
     add("--max-lora-rank", type=_integer(1), default=16, help="largest rank of an adapter (%(default)s)")
+    add("--reload-dir", type=Path, help="folder below which lie weights that may take over while the engine runs")
     add("--temperature", type=_number(0, 2), help="where a request names none (default: as the model recommends, or 1)")
     add("--top-p", type=_number(0, 1), help="where a request names none (default: as the model recommends, or 1)")
     add("--no-recommended-sampling", action="store_true", help="leave aside what the model's authors recommend")
@@ -257,6 +258,8 @@ def main(arguments: list[str]) -> int:
         model = Model.load(path, name, said, recommended=recommended, **parsers, task=options.task)
         if model.pooling is not None and options.speculative != "off":
             raise ValueError("'--speculative' is for models that generate text, and this one does not")
+        if options.reload_dir is not None and not options.reload_dir.is_dir():
+            raise ValueError(f"'--reload-dir' {options.reload_dir}: no such folder")
         adapters = _find_adapters(options, model)
         listener = _listen(options.host, options.port)
     except (ModelFileError, ChatTemplateError, FileNotFoundError, ValueError) as error:
@@ -287,6 +290,7 @@ def main(arguments: list[str]) -> int:
         task=options.task,
         max_batch_size=options.max_batch_size,
         max_wait_ms=options.max_wait_ms,
+        reload_dir=None if options.reload_dir is None else str(options.reload_dir.resolve()),
     )
     import uvloop
 

@@ -9,20 +9,20 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import os
-import socket
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from engine.adapters.registry import AdapterRegistry
 from engine.answer import Answer, AnswerAborted, EngineBusy, EngineDown, EngineError, Generation, PromptRejected
 from engine.config import EngineConfig
+from engine.core_process import CoreProcess
+from engine.exchange import Exchange, ReloadFailed
 from engine.messages import (
     Abort,
     AdapterFailed,
@@ -30,18 +30,17 @@ from engine.messages import (
     AdapterLoaded,
     Add,
     Fatal,
-    FrameReader,
     FromCore,
     NewRequest,
     Pages,
     Ping,
     Pong,
     Ready,
+    Recall,
+    Recalled,
     Rejected,
     Step,
     ToCore,
-    encode_frame,
-    from_core_decoder,
 )
 from engine.metrics import EngineMetrics
 from engine.page_feed import PageFeed
@@ -54,41 +53,15 @@ _MIN_BACKOFF_SECONDS = 0.5
 _MAX_BACKOFF_SECONDS = 30.0
 _STABLE_AFTER_SECONDS = 60.0  # a core that lived this long was healthy: the next back-off starts from the beginning
 _PING_INTERVAL_SECONDS = 1.0
-_STOP_GRACE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """`state`: ok, starting, restarting, stalled or stopped."""
+    """`state`: ok, starting, restarting, reloading, stalled or stopped."""
 
     state: str
     last_step_age_seconds: float | None = None
     detail: str | None = None
-
-
-class _Connection(asyncio.Protocol):
-    """The socket to one core process."""
-
-    def __init__(self, client: EngineClient) -> None:
-        self._client = client
-        self._frames = FrameReader()
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports have the methods of asyncio's without being derived from them.
-        self._transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        for payload in self._frames.feed(data):
-            self._client.receive(from_core_decoder.decode(payload))
-
-    def send(self, message: ToCore) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(encode_frame(message))
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
 
 
 class EngineClient:
@@ -118,7 +91,11 @@ class EngineClient:
         self._answers: dict[int, Answer | PooledText] = {}
         self._ids = itertools.count(1)
         self._pings: dict[int, asyncio.Future[Pong]] = {}
-        self._connection: _Connection | None = None
+        self._connection: CoreProcess | None = None
+        self._adds: dict[int, Add] = {}  # what was sent for each open answer
+        self._answer_closed = asyncio.Event()
+        self._exchange: Exchange | None = None  # of the weights, while it lasts
+        self._leave = asyncio.Event()  # the core is to make room for another
         self._ready_event = asyncio.Event()
         self._stop_event = asyncio.Event()
         self._supervision: asyncio.Task[None] | None = None
@@ -132,6 +109,11 @@ class EngineClient:
     def loads_adapters(self) -> bool:
         """Whether adapters can come and go while the engine runs."""
         return self._config.lora_dir is not None
+
+    @property
+    def reload_dir(self) -> Path | None:
+        """The folder that other weights may come from while the engine runs; None: from nowhere."""
+        return None if self._config.reload_dir is None else Path(self._config.reload_dir)
 
     @property
     def max_answers(self) -> int:
@@ -182,7 +164,15 @@ class EngineClient:
             self._lose_core(reason)
             if self._stop_event.is_set():
                 self._state = "stopped"
+                if self._exchange is not None:
+                    self._exchange.end(EngineDown("The engine is being stopped."))
                 return
+            if self._exchange is not None:
+                told = self._exchange.next_config(reason, as_told=self._leave.is_set())
+                if told is not None:
+                    self._leave.clear()
+                    self._config, self._state = told, "reloading"
+                    continue
             if not was_ready:
                 # Nothing has ever worked: the same start would fail again. Whoever started us must know.
                 self._state = "stopped"
@@ -202,38 +192,19 @@ class EngineClient:
         """Start one core process and wait for its end; returns why it ended."""
         self._detail = None
         config = msgspec.structs.replace(self._config, adapters=self.adapters.entries())
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                self._core_module,
-                str(theirs.fileno()),
-                str(os.getpid()),
-                msgspec.json.encode(config).decode(),
-                pass_fds=[theirs.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-            )
         self.metrics.on_core_start()
-        connection = _Connection(self)
-        await asyncio.get_running_loop().create_connection(lambda: connection, sock=ours)
-        self._connection = connection
-        ended = asyncio.create_task(process.wait())
+        self._connection = core = await CoreProcess.start(self._core_module, config, self.receive)
+        ended = asyncio.create_task(core.wait())
         stopping = asyncio.create_task(self._stop_event.wait())
+        leaving = asyncio.create_task(self._leave.wait())
         watchdog = asyncio.create_task(self._watch())
         try:
-            any_of: set[asyncio.Future[Any]] = {ended, stopping, watchdog}
+            any_of: set[asyncio.Future[Any]] = {ended, stopping, leaving, watchdog}
             await asyncio.wait(any_of, return_when=asyncio.FIRST_COMPLETED)
             hung = watchdog.done() and not ended.done()
-            connection.close()
-            if not hung:
-                # The closed connection is the order to end.
-                await asyncio.wait({ended}, timeout=_STOP_GRACE_SECONDS)
-            if not ended.done():
-                process.kill()
-            code = await ended
+            code = await core.end(at_once=hung)
         finally:
-            for task in (stopping, watchdog):
+            for task in (stopping, leaving, watchdog):
                 task.cancel()
         if hung:
             return f"The engine core did not answer for {self._watchdog_seconds:.0f} s"
@@ -250,14 +221,16 @@ class EngineClient:
                 return
 
     def _lose_core(self, reason: str) -> None:
-        self.ready = None
+        held = frozenset() if self._exchange is None else self._exchange.lose()
+        if self._exchange is None:  # else what it was goes on to be said: the next core will be like it
+            self.ready = None
         self._ready_event.clear()
         self.feed.lose()
         self.adapters.lose(EngineDown(reason))
         self._connection = None
         self.metrics.up.set(0)
         lost = EngineDown(f"{reason}; the answer is lost. Send the request again.")
-        for answer in list(self._answers.values()):
+        for answer in [answer for i, answer in self._answers.items() if i not in held]:
             answer.fail(lost, "error")
             self._close(answer)
         for ping in self._pings.values():
@@ -267,14 +240,69 @@ class EngineClient:
 
     # --- requests ------------------------------------------------------------------------------------------------
 
+    async def reload(self, model_path: str) -> Ready:
+        """Serve the weights at `model_path` from now on. What runs ends on the old ones; what waits, and what comes
+        meanwhile, runs on the new ones.
+
+        Raises:
+            ReloadFailed: they cannot be loaded, or another exchange is under way; the old ones serve on.
+            EngineDown: there is no core, or it was lost meanwhile.
+        """
+        if self._exchange is not None:
+            raise ReloadFailed("The weights are being exchanged already.")
+        if self._connection is None or self.ready is None or self._state != "ok":
+            raise EngineDown(f"The engine is {self._state}. Try again in a few seconds.")
+        self._exchange = Exchange(self._config, msgspec.structs.replace(self._config, model_path=model_path))
+        # Whoever asked may leave; the exchange is brought to its end.
+        return await asyncio.shield(asyncio.create_task(self._reload(self._exchange)))
+
+    async def _reload(self, exchange: Exchange) -> Ready:
+        outcome = "failed"
+        try:
+            parties = exchange.parties(self._adds)
+            self._send(Recall([[request.request_id for request in add.requests] for add in parties]))
+            await exchange.take_back(parties)
+            while self._answers.keys() - exchange.held_ids:
+                self._answer_closed.clear()
+                await self._answer_closed.wait()
+            self._leave.set()
+            ready = await exchange.done
+            outcome = "loaded"
+            return ready
+        finally:
+            self.metrics.weight_reloads[outcome].inc()
+            self._exchange = None
+            for add in exchange.held:
+                open_ones = [request for request in add.requests if request.request_id in self._answers]
+                if open_ones and self._state == "ok":
+                    self._send(Add(open_ones))
+                else:
+                    lost = EngineDown("The engine was lost while its weights were exchanged. Send the request again.")
+                    self._end([self._answers[request.request_id] for request in open_ones], lost, "error")
+
+    def _submit(self, add: Add) -> None:
+        """Send requests whose answers are open already; during an exchange of weights they wait for its end."""
+        self._adds.update((request.request_id, add) for request in add.requests)
+        if self._exchange is None:
+            self._send(add)
+        elif len(self._exchange.held_ids) + len(add.requests) <= self.max_answers:
+            self._exchange.held.append(add)
+        else:
+            text = f"The weights are being exchanged, and {len(self._exchange.held_ids)} requests wait for it."
+            self.receive(Rejected([request.request_id for request in add.requests], text, 2.0))
+
+    def _check_up(self) -> None:
+        """Raises EngineDown where nobody could take a request, nor will in a moment."""
+        if self._exchange is None and (self._connection is None or self.ready is None):
+            raise EngineDown(f"The engine is {self._state}. Try again in a few seconds.")
+
     def generate(self, generations: Sequence[Generation]) -> list[Answer]:
         """Send requests, all or none of which are admitted. A refusal reaches each answer as its error.
 
         Raises:
             EngineDown: there is no core to send them to.
         """
-        if self._connection is None or self.ready is None:
-            raise EngineDown(f"The engine is {self._state}. Try again in a few seconds.")
+        self._check_up()
         adapter_ids = [self.adapters.id_of(generation.adapter) for generation in generations]
         answers = [Answer(next(self._ids), generation) for generation in generations]
         self._answers.update((answer.request_id, answer) for answer in answers)
@@ -282,7 +310,7 @@ class EngineClient:
             g.request(answer.request_id, adapter)
             for answer, g, adapter in zip(answers, generations, adapter_ids, strict=True)
         ]
-        self._connection.send(Add(requests))
+        self._submit(Add(requests))
         return answers
 
     def pool(self, prompt_token_ids: list[int], cache_salt: str | None = None) -> PooledText:
@@ -291,11 +319,10 @@ class EngineClient:
         Raises:
             EngineDown: there is no core to send it to.
         """
-        if self._connection is None or self.ready is None:
-            raise EngineDown(f"The engine is {self._state}. Try again in a few seconds.")
+        self._check_up()
         text = PooledText(next(self._ids), len(prompt_token_ids))
         self._answers[text.request_id] = text
-        self._connection.send(Add([NewRequest(text.request_id, prompt_token_ids, SamplingParams(), cache_salt)]))
+        self._submit(Add([NewRequest(text.request_id, prompt_token_ids, SamplingParams(), cache_salt)]))
         return text
 
     def abort(self, answers: Iterable[Answer | PooledText]) -> None:
@@ -317,11 +344,13 @@ class EngineClient:
     def _close(self, answer: Answer | PooledText) -> None:
         """Forget an answer that has ended. Outputs that still arrive for it are dropped."""
         del self._answers[answer.request_id]
+        self._adds.pop(answer.request_id, None)
+        self._answer_closed.set()
         self.metrics.on_finish(answer.end_reason or "error", answer.seconds_per_token)
 
     async def health(self, timeout_seconds: float = 5.0) -> Health:
         """Ask the loop itself. A step that takes longer than the time-out reads as stalled."""
-        if self.ready is None:
+        if self._state != "ok":
             return Health(self._state, detail=self._detail)
         try:
             pong = await self._ping(timeout_seconds)
@@ -377,6 +406,11 @@ class EngineClient:
                 self._state = "ok"
                 self.metrics.up.set(1)
                 self._ready_event.set()
+                if self._exchange is not None:
+                    self._exchange.on_ready(message)
+            case Recalled(request_ids):
+                if self._exchange is not None:
+                    self._exchange.on_recalled(request_ids)
             case Fatal(text):
                 self._detail = text
 

@@ -51,4 +51,5 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     task: AskedTask = "auto"
     max_batch_size: int = _BATCHING.max_batch_size
     max_wait_ms: float = _BATCHING.max_wait_ms
+    reload_dir: str | None = None  # where other weights may come from while the engine runs
     target_tpot_ms: float | None = None  # time per output token that steps are kept short for; None: no matter

@@ -47,6 +47,8 @@ from engine.messages import (
     Ping,
     Pong,
     Ready,
+    Recall,
+    Recalled,
     Rejected,
     Stats,
     Step,
@@ -192,6 +194,10 @@ class EngineCore:
                 self._stats_changed = True
                 self._anteroom.leave(request_ids)
                 self._scheduler.abort(request_ids, stopped=stopped)
+            case Recall(parties):
+                self._stats_changed = True
+                recalled = [i for party in parties if self._give_back(party) for i in party]
+                self._send(Recalled(recalled))
             case LoadAdapter(entry):
                 self._adapters.ask(entry)
             case UnloadAdapter(adapter_id):
@@ -199,6 +205,14 @@ class EngineCore:
             case Ping(number):
                 age = None if self._last_step_end is None else time.monotonic() - self._last_step_end
                 self._send(Pong(number, age))
+
+    def _give_back(self, party: list[int]) -> bool:
+        """Forget requests that came together, if nothing was computed for any of them."""
+        waiting = {request.request_id for request in self._anteroom.requests()}
+        if waiting.issuperset(party):
+            self._anteroom.leave(party)
+            return True
+        return self._scheduler.give_back(party)
 
     def _admit(self, requests: list[NewRequest], grammars: Mapping[int, TokenMasks] | None = None) -> None:
         """Take requests in, or refuse them all. `grammars` None: those that have one wait until it is compiled."""

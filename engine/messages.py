@@ -48,6 +48,12 @@ class Abort(msgspec.Struct, array_like=True, tag=2, frozen=True):
     stopped: bool = False
 
 
+class Recall(msgspec.Struct, array_like=True, tag=8, frozen=True):
+    """Give back those of these parties, each as it was added, of which nothing was computed yet."""
+
+    parties: list[list[int]]
+
+
 class Ping(msgspec.Struct, array_like=True, tag=3, frozen=True):
     number: int
 
@@ -119,6 +125,12 @@ class Rejected(msgspec.Struct, array_like=True, tag=12, frozen=True):
     request_ids: list[int]
     message: str
     retry_after_seconds: float | None = None
+
+
+class Recalled(msgspec.Struct, array_like=True, tag=20, frozen=True):
+    """These requests are not here any more; nothing will come for them."""
+
+    request_ids: list[int]
 
 
 class Pong(msgspec.Struct, array_like=True, tag=13, frozen=True):
@@ -215,8 +227,8 @@ class Rendered(msgspec.Struct, array_like=True, frozen=True):
     too_long: int | None = None
 
 
-ToCore = Add | Abort | Ping | LoadAdapter | UnloadAdapter
-FromCore = Step | Rejected | Pong | Ready | Pages | Fatal | AdapterLoaded | AdapterFailed | AdapterGone
+ToCore = Add | Abort | Recall | Ping | LoadAdapter | UnloadAdapter
+FromCore = Step | Rejected | Recalled | Pong | Ready | Pages | Fatal | AdapterLoaded | AdapterFailed | AdapterGone
 
 _encoder = msgspec.msgpack.Encoder()
 to_core_decoder: msgspec.msgpack.Decoder[ToCore] = msgspec.msgpack.Decoder(ToCore)

@@ -99,6 +99,9 @@ class EngineMetrics:
         self._rejected_drafts = drafts.labels(model, "rejected")
         self._draft_runs = counter("tierline_engine_draft_runs", "Steps of one request in which drafts were checked.")
         self.core_restarts = counter("tierline_engine_core_restarts", "How often the core was started again.")
+        reloads = Counter("tierline_engine_weight_reloads", "Exchanges of weights by how they ended.",
+                          ["model", "outcome"], registry=self.registry)  # fmt: skip
+        self.weight_reloads = {outcome: reloads.labels(model, outcome) for outcome in ("loaded", "failed")}
         self._ttft = histogram("llm_ttft_seconds", "Time to first token.", TTFT_BUCKETS)
         self._tpot = histogram("llm_tpot_seconds", "Time per output token after the first.", TPOT_BUCKETS)
         self._tokens_per_second = gauge("llm_tokens_per_second", "Generated tokens, mean of the last 10 seconds.")

@@ -203,6 +203,16 @@ class Roster:
         self._waiting.come(request)
         return request
 
+    def give_back(self, request_ids: Sequence[int]) -> bool:
+        """Forget requests that have never run; False, and nothing changes, if one of them has or is not here."""
+        requests = [self._requests.get(request_id) for request_id in request_ids]
+        if any(request is None or request.num_cached_tokens is not None for request in requests):
+            return False
+        for request in requests:
+            if request is not None:
+                self._finish(request, FinishReason.ABORT)
+        return True
+
     # --- to and fro -----------------------------------------------------------------------------------------------
 
     def _start(self, request: Request) -> bool:

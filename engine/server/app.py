@@ -25,6 +25,7 @@ from engine.server.lanes import Lanes
 from engine.server.model import ChatPrompt, Model
 from engine.server.pages import PageEvents
 from engine.server.params import check_chat
+from engine.server.reloading import WeightsAdmin
 from engine.server.schema import (
     ChatExtras,
     DetokenizeRequest,
@@ -56,6 +57,7 @@ def create_app(model: Model, client: EngineClient, lanes: Lanes) -> Starlette:
             Route("/v1/models", server.models, methods=["GET"]),
             Route("/v1/load_lora_adapter", server.load_adapter, methods=["POST"]),
             Route("/v1/unload_lora_adapter", server.unload_adapter, methods=["POST"]),
+            Route("/v1/reload_weights", server.reload_weights, methods=["POST"]),
             Route("/v1/kv_events", PageEvents(client), methods=["GET"]),
             Route("/health", server.health, methods=["GET"]),
             Route("/metrics", server.metrics, methods=["GET"]),
@@ -76,6 +78,7 @@ class EngineServer:
         self._lanes = lanes
         self._jobs = jobs
         self._adapters = AdapterAdmin(model.name, client)
+        self._weights = WeightsAdmin(model, client)
 
     async def models(self, request: Request) -> Response:
         ready = self._client.ready
@@ -85,6 +88,7 @@ class EngineServer:
             "created": self._model.created,
             "owned_by": "tierline",
             "task": self._model.task,
+            "digest": None if ready is None else ready.model_digest,
             "max_model_len": None if ready is None else ready.max_total_tokens,
         }
         adapters = [
@@ -109,6 +113,9 @@ class EngineServer:
 
     async def unload_adapter(self, request: Request) -> Response:
         return await self._administer(request, self._adapters.unload)
+
+    async def reload_weights(self, request: Request) -> Response:
+        return await self._administer(request, self._weights.reload)
 
     async def _administer(self, request: Request, work: Callable[[bytes], Awaitable[dict[str, Any]]]) -> Response:
         raw = await _body_of(request)

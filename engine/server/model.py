@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ from typing import Any
 from backends.protocol import InvalidRequest, Json
 from engine.chat_template import RESERVED, ChatTemplate, ChatTemplateError, with_objects, with_text
 from engine.literal_text import LiteralText, texts_of
-from engine.loader import GenerationDefaults, read_info
+from engine.loader import GenerationDefaults, ModelInfo, read_info
 from engine.messages import Conversation
 from engine.models.pooling import PoolingSpec, Task, choose_task
 from engine.server.asked import uses_tools
@@ -53,6 +55,7 @@ class Model:
     hidden_size: int = 0
     pooling: PoolingSpec | None = None  # how it makes vectors or scores; None: it generates
     tokenizer_definition: str | None = None  # the text of its tokenizer.json, where it has one
+    fingerprint: bytes = b""
 
     @classmethod
     def load(
@@ -103,6 +106,7 @@ class Model:
             info.spec.hidden_size,
             pooling,
             info.tokenizer.definition,
+            fingerprint(info),
         )
         _ = model.form
         return model
@@ -246,6 +250,14 @@ class Model:
     def _bytes(self, token_id: int) -> bytes:
         # Padding at the end of the vocabulary has weights but no token.
         return self.tokenizer.token_bytes(token_id) if token_id < self.tokenizer.vocab_size else b""
+
+
+def fingerprint(info: ModelInfo) -> bytes:
+    """What models have in common whose weights may stand for each other: what texts mean to them, and their task."""
+    spec, tokenizer = info.spec, info.tokenizer
+    ends = dataclasses.replace(tokenizer, end_ids=frozenset())
+    parts = (ends, sorted(tokenizer.end_ids), info.chat_template, info.tool_template, info.pooling)
+    return hashlib.blake2b(repr((parts, spec.vocab_size, spec.hidden_size)).encode()).digest()
 
 
 def _check_open(last: Json, extras: ChatExtras) -> None:

@@ -161,6 +161,11 @@ class EngineSettings(Strict):
     max_num_batched_tokens: int = Field(512, ge=16)
     kv_cache_bytes: int | None = Field(None, ge=1 << 20)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    task: Literal["auto", "generate", "embed", "score"] = Field(
+        "auto", description="What to do with texts; auto: what the model is made for. One engine has one task."
+    )
+    max_batch_size: int = Field(8, ge=1, description="Texts to embed or score that wait for no further ones.")
+    max_wait_ms: float = Field(2.0, ge=0, le=10_000, description="How long such a text may wait for others.")
     speculative: Literal["off", "ngram", "draft", "eagle3"] = Field(
         "off",
         description="Propose tokens and check several in one step: by look-up, by a draft model or by an EAGLE-3 head.",

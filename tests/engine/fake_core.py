@@ -20,6 +20,7 @@ FAIL_STEP, CRASH, HANG, FAIL_ROW, SLOW = range(901, 906)
 def load(config: EngineConfig, connection: socket.socket) -> tuple[EngineCore, Ready]:
     if config.model_path == "broken":
         raise ValueError("this model cannot be loaded")
+    digest = config.model_path.encode()
     runner = FakeRunner(num_blocks=257, max_model_len=1000)
 
     def misbehave(plan: StepPlan) -> None:
@@ -38,7 +39,7 @@ def load(config: EngineConfig, connection: socket.socket) -> tuple[EngineCore, R
 
     runner.before_step = misbehave
     core = EngineCore(runner, build_scheduler(config, runner, b"fake", frozenset({EOS})), connection, make_grammars())
-    return core, core.ready(b"fake", 0.0)
+    return core, core.ready(digest, 0.0)
 
 
 if __name__ == "__main__":
