@@ -155,11 +155,11 @@ class Batches:
     async def _tidy(self) -> None:
         keep_ms = self._services.settings.batches.keep_days * DAY_MS
         while True:
+            await asyncio.sleep(_TIDY_S)
             try:
                 await self.store.tidy(keep_ms)
             except (DBAPIError, OSError) as error:
                 logger.warning("batches whose time is over could not be deleted: %s", reason(error))
-            await asyncio.sleep(_TIDY_S)
 
     def _show(self, unfinished: list[Batch]) -> None:
         metrics, now = self._services.metrics, now_ms()

@@ -27,6 +27,7 @@ logger = logging.getLogger("tierline.files")
 DAY_MS: Final = 86_400_000
 PATIENCE_S: Final = 10.0
 PURGE_INTERVAL_S: Final = 600.0
+FIRST_PURGE_S: Final = 60.0  # a process that starts has better things to do
 Purpose = Literal["batch", "batch_output"]
 PURPOSES: Final[tuple[Purpose, ...]] = ("batch", "batch_output")
 # Statuses of batches that still need their files.
@@ -229,7 +230,10 @@ class FileStore:
         return await self.in_time(find)
 
     async def _purge_often(self) -> None:
+        pause_s = FIRST_PURGE_S
         while True:
+            await asyncio.sleep(pause_s)
+            pause_s = PURGE_INTERVAL_S
             try:
                 if gone := await self.purge():
                     logger.info("%d files are gone: their time was over, or they were never whole", gone)
@@ -237,7 +241,6 @@ class FileStore:
                 expected = isinstance(error, DBAPIError | OSError | FilesUnavailable | StorageFull)
                 text = "files whose time is over could not be deleted: %s"
                 logger.warning(text, reason(error), exc_info=None if expected else error)
-            await asyncio.sleep(PURGE_INTERVAL_S)
 
 
 class Writing:

@@ -32,6 +32,7 @@ logger = logging.getLogger("tierline.responses")
 
 PATIENCE_S: Final = 5.0
 PURGE_INTERVAL_S: Final = 600.0
+FIRST_PURGE_S: Final = 60.0  # a process that starts has better things to do
 # Reads at once: the others wait, so that the ledger never lacks a connection.
 _READERS: Final = 4
 _BATCH: Final = 64
@@ -205,7 +206,11 @@ class ResponseStore:
             return await _delete(connection, ids)
 
     async def _purge_often(self) -> None:
+        pause_s = FIRST_PURGE_S
         while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._purge_due.wait(), pause_s)
+            pause_s = PURGE_INTERVAL_S
             try:
                 if gone := await self.purge():
                     logger.info("%d kept answers are gone: their time was over, or there were too many", gone)
@@ -215,8 +220,6 @@ class ResponseStore:
                 logger.warning(text, _reason(error), exc_info=None if expected else error)
             self._since_purge = 0
             self._purge_due.clear()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._purge_due.wait(), PURGE_INTERVAL_S)
 
     async def _write(self) -> None:
         """Store what waits, all of it at once, for as long as the process lives."""
