@@ -1,9 +1,11 @@
-/* Paged attention for single query tokens, read straight from the pages, and the K/V write before it.
+/* Paged attention, read straight from the pages, and the K/V write before it.
  *
- * A token's keys are cut into chunks of fixed size; one work item is (token, chunk) and handles all heads, a few keys at a
- * time, so that memory is read once and in the order in which it lies: going through the keys once per head reads memory
- * at a quarter of that rate. Chunks are joined by their maxima and sums as in FlashDecoding. The cut depends on the token
- * alone, so its result does not depend on what else is in the batch.
+ * The keys are cut into chunks at fixed positions. A token takes all heads over one chunk, a few keys at a time, so that
+ * memory is read once and in the order in which it lies: going through the keys once per head reads memory at a quarter of
+ * that rate. Chunks are joined by their maxima and sums as in FlashDecoding, always in order. A token that generates has
+ * its chunks shared out to the threads and joined afterwards; the tokens of a prompt go through the chunks together, each
+ * joining at once, so that a chunk comes from memory once for all of them. What is computed for a token is the same in
+ * both: its bits depend neither on what else is in the step nor on how a prompt was cut.
  */
 #include "cpu_common.h"
 #include "cpu_kernels.h"
@@ -14,7 +16,6 @@
 #endif
 
 #define CHUNK 128
-#define MAX_HEAD_DIM 256
 #define HEADS_AT_ONCE 4
 #define KEYS_AT_ONCE 16
 /* Loops over a constant number of vectors or heads: their arrays must become registers, at any optimisation level. */
@@ -26,16 +27,34 @@
 #define TILE_SUMS 12
 #endif
 
-INLINE long keys_seen(const attention_args *a, long token) { return a->token_end[token] - a->token_first[token]; }
+INLINE long smaller(long a, long b) { return a < b ? a : b; }
+INLINE long larger(long a, long b) { return a > b ? a : b; }
 
-/* What a head's sink adds to the sum of weights whose maximum is `maximum`. */
-INLINE float sink_weight(const attention_args *a, long head, float maximum) {
-    return a->sinks ? expf(a->sinks[head] - maximum) : 0;
+INLINE long first_chunk(const attention_args *a, long token) { return a->token_first[token] / CHUNK; }
+INLINE long last_chunk(const attention_args *a, long token) { return (a->token_end[token] - 1) / CHUNK; }
+
+/* A state of a head: weighted values [head_dim], before the division by the sum of their weights; the score that the
+ * weights are relative to; that sum. */
+INLINE float *state_of(const attention_args *a, long token, long number, long head) {
+    return a->states + ((a->token_states[token] + number) * a->heads + head) * (a->head_dim + 2);
 }
 
-/* The weighted values of one chunk, before the division by their sum, then their maximum and sum. */
-INLINE float *partial(const attention_args *a, long token, long head, long chunk) {
-    return a->partials + ((token * a->heads + head) * a->max_chunks + chunk) * (a->head_dim + 2);
+/* Takes more keys into a state. Not inlined: every caller shall round alike. */
+NOT_INLINE void merge(float *state, const float *values, float maximum, float sum, long head_dim) {
+    float before = state[head_dim], top = maximum > before || maximum != maximum ? maximum : before;
+    float keep = expf(before - top), weight = expf(maximum - top);
+    for (long i = 0; i < head_dim; i += LANES)
+        store(state, i, load(state, i, F32) * keep + load(values, i, F32) * weight, F32);
+    state[head_dim] = top;
+    state[head_dim + 1] = state[head_dim + 1] * keep + sum * weight;
+}
+
+/* The result of a head: the mean of its values, where a sink is a weight without a value. */
+NOT_INLINE void finish(const attention_args *a, long token, long head, const float *values, float maximum, float sum,
+                       int type) {
+    if (a->sinks) sum += expf(a->sinks[head] - maximum);
+    for (long i = 0; i < a->head_dim; i += LANES)
+        store(a->out, token * a->out_stride + head * a->head_dim + i, load(values, i, F32) / sum, type);
 }
 
 /* Lane i of the result: the sum of rows[i]'s lanes, by a tree of pairwise steps, each halving what is left to add. */
@@ -70,6 +89,28 @@ INLINE f32v sum_rows(const f32v rows[LANES]) {
 #endif
 }
 
+/* exp(x) for x that is at most 0, or NaN, which stays one: as exp_lanes, but what is below -87 is taken as -87. */
+INLINE f32v exp_negative(f32v x) {
+    i32v low = x < -87.0f, bits, floor_bits;
+    f32v floor = splat(-87.0f);
+    memcpy(&bits, &x, sizeof bits);
+    memcpy(&floor_bits, &floor, sizeof floor_bits);
+    bits = (low & floor_bits) | (~low & bits);
+    memcpy(&x, &bits, sizeof x);
+    f32v n = (x * 1.44269504088896f + ROUNDING) - ROUNDING;
+    f32v r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    f32v p = r * (1.0f / 720) + (1.0f / 120);
+    p = p * r + (1.0f / 24);
+    p = p * r + (1.0f / 6);
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    i32v power = (__builtin_convertvector(n, i32v) + 127) << 23;
+    f32v scale;
+    memcpy(&scale, &power, sizeof scale);
+    return p * scale;
+}
+
 /* exp(score - maximum) for the first `padded` scores, in place. Returns the sum of the results and the maximum. */
 NOT_INLINE float exponentiate(float *scores, long padded, float *maximum) {
     float lanes[LANES], largest;
@@ -79,7 +120,7 @@ NOT_INLINE float exponentiate(float *scores, long padded, float *maximum) {
     largest = lanes[0];
     for (int i = 1; i < LANES; i++) largest = lanes[i] > largest || lanes[i] != lanes[i] ? lanes[i] : largest;
     for (long i = 0; i < padded; i += LANES) {
-        f32v p = exp_lanes(load(scores, i, F32) - largest);
+        f32v p = exp_negative(load(scores, i, F32) - largest);
         store(scores, i, p, F32);
         sum += p;
     }
@@ -120,11 +161,15 @@ INLINE void score(const block_args *b, int count, int tile, long head_dim, int t
                 UNROLL for (int k = 0; k < tile; k++) sum[h][k] = (f32v){0};
             }
             for (long i = 0; i < head_dim; i += LANES) {
-                f32v key[4];
-                UNROLL for (int k = 0; k < tile; k++) key[k] = load(b->cache, at[k] + i, type);
+                f32v q[HEADS_AT_ONCE];
                 UNROLL for (int h = 0; h < count; h++) {
-                    f32v q = load(b->q, h * head_dim + i, F32);
-                    UNROLL for (int k = 0; k < tile; k++) sum[h][k] += q * key[k];
+                    q[h] = load(b->q, h * head_dim + i, F32);
+                    IN_REGISTER(q[h]);
+                }
+                UNROLL for (int k = 0; k < tile; k++) {
+                    f32v key = load(b->cache, at[k] + i, type);
+                    IN_REGISTER(key);
+                    UNROLL for (int h = 0; h < count; h++) sum[h][k] += q[h] * key;
                 }
             }
             UNROLL for (int h = 0; h < count; h++) {
@@ -152,6 +197,7 @@ INLINE void add_values(const block_args *b, int count, int tile, long head_dim, 
             UNROLL for (int h = 0; h < count; h++) weight[h] = splat(b->scores[h * CHUNK + key]);
             UNROLL for (int i = 0; i < tile; i++) {
                 f32v value = load(b->cache, b->offsets[key] + dim + i * LANES, type);
+                IN_REGISTER(value);
                 UNROLL for (int h = 0; h < count; h++) acc[h][i] += weight[h] * value;
             }
         }
@@ -187,9 +233,9 @@ INLINE void take_group(block_args b, long group, int values, long head_dim, int 
 }
 
 /* Scores of, or values for, all heads and all keys of a chunk. Pages come from memory, in an order that the processor does
- * not foresee: while one block of keys is worked on, the next is asked for, piece by piece. */
-INLINE void pass(const attention_args *a, block_args b, const long *offsets, long length, int values, long head_dim,
-                 int usual, int type) {
+ * not foresee: while one block of keys is worked on, `fetch` asks for the next, piece by piece. */
+INLINE void pass(const attention_args *a, block_args b, const long *offsets, long length, int values, int fetch,
+                 long head_dim, int usual, int type) {
     const void *cache = values ? a->v_cache : a->k_cache;
     long group = a->heads / a->kv_heads, row_bytes = a->kv_heads * head_dim * element_bytes(type);
     for (long start = 0; start < length; start += KEYS_AT_ONCE) {
@@ -197,7 +243,7 @@ INLINE void pass(const attention_args *a, block_args b, const long *offsets, lon
         const long *next = start + KEYS_AT_ONCE < length ? offsets + start + KEYS_AT_ONCE : offsets;
         for (long kv_head = 0; kv_head < a->kv_heads; kv_head++) {
             long from = KEYS_AT_ONCE * kv_head / a->kv_heads, to = KEYS_AT_ONCE * (kv_head + 1) / a->kv_heads;
-            for (long key = from; key < to; key++) {
+            for (long key = from; fetch && key < to; key++) {
                 const char *row = (const char *)next_cache + next[key] * element_bytes(type);
                 for (long i = 0; i < row_bytes; i += 64) __builtin_prefetch(row + i);
             }
@@ -210,89 +256,107 @@ INLINE void pass(const attention_args *a, block_args b, const long *offsets, lon
     }
 }
 
-/* One token over the keys of one chunk. Writes the result, or with several chunks its unnormalised form, to the partials. */
-INLINE void attend(const attention_args *a, long token, long chunk, long head_dim, int usual, int type) {
-    long keys = keys_seen(a, token), done = chunk * CHUNK, length = keys - done < CHUNK ? keys - done : CHUNK;
+/* One token over the keys of one chunk. A token's only chunk yields the result; others become state number `number` of the
+ * token, or are joined to it. */
+INLINE void attend(const attention_args *a, long token, long chunk, long number, int fetch, long head_dim, int usual,
+                   int type) {
+    long first = larger(chunk * CHUNK, a->token_first[token]);
+    long length = smaller((chunk + 1) * CHUNK, a->token_end[token]) - first;
     long padded = (length + LANES - 1) / LANES * LANES, width = a->heads * head_dim, offsets[CHUNK];
     float scores[a->heads * CHUNK] __attribute__((aligned(64)));
     float q[width] __attribute__((aligned(64))), acc[width] __attribute__((aligned(64)));
 
-    locate_keys(a, token, a->token_first[token] + done, length, offsets);
+    locate_keys(a, token, first, length, offsets);
     for (long i = 0; i < width; i += LANES) {
         store(q, i, load(a->q, token * a->token_stride + i, type) * a->scale, F32);
         store(acc, i, (f32v){0}, F32);
     }
     block_args block = {q, scores, acc, 0, 0, 0};
-    pass(a, block, offsets, length, 0, head_dim, usual, type);
+    pass(a, block, offsets, length, 0, fetch, head_dim, usual, type);
     float maxima[a->heads], sums[a->heads];
     for (long h = 0; h < a->heads; h++) sums[h] = exponentiate(scores + h * CHUNK, padded, maxima + h);
-    pass(a, block, offsets, length, 1, head_dim, usual, type);
+    pass(a, block, offsets, length, 1, fetch, head_dim, usual, type);
+    int alone = first_chunk(a, token) == last_chunk(a, token);
+    int joins = number == 0 && chunk > first_chunk(a, token);
     for (long h = 0; h < a->heads; h++) {
-        if (keys <= CHUNK) {
-            float sum = sums[h] + sink_weight(a, h, maxima[h]);
-            for (long i = h * head_dim; i < (h + 1) * head_dim; i += LANES)
-                store(a->out, token * a->out_stride + i, load(acc, i, F32) / sum, type);
+        const float *values = acc + h * head_dim;
+        if (alone) {
+            finish(a, token, h, values, maxima[h], sums[h], type);
+        } else if (joins) {
+            merge(state_of(a, token, 0, h), values, maxima[h], sums[h], head_dim);
         } else {
-            float *to = partial(a, token, h, chunk);
-            memcpy(to, acc + h * head_dim, head_dim * sizeof(float));
-            to[head_dim] = maxima[h];
-            to[head_dim + 1] = sums[h];
+            float *state = state_of(a, token, number, h);
+            memcpy(state, values, head_dim * sizeof(float));
+            state[head_dim] = maxima[h];
+            state[head_dim + 1] = sums[h];
         }
     }
 }
 
-INLINE void join_chunks(const attention_args *a, long token, long head, int type) {
-    long head_dim = a->head_dim, chunks = (keys_seen(a, token) + CHUNK - 1) / CHUNK;
-    const float *part = partial(a, token, head, 0);
-    float maximum = part[head_dim], sum = 0;
-    for (long c = 1; c < chunks; c++) {
-        float m = part[c * (head_dim + 2) + head_dim];
-        maximum = m > maximum || m != m ? m : maximum;
+/* A token and one of its chunks; or, with a chunk of -1, `count` tokens of a row and all of their chunks. */
+typedef struct {
+    int32_t token, count, chunk;
+} item;
+
+INLINE void attend_item(const attention_args *a, item work, long head_dim, int usual, int type) {
+    long token = work.token, last = token + work.count - 1, all = work.chunk < 0;
+    for (long chunk = all ? first_chunk(a, token) : work.chunk; chunk <= (all ? last_chunk(a, last) : work.chunk); chunk++) {
+        int fetch = 1; /* for the first token; the others find the chunk in the second-level cache */
+        for (long t = token; t <= last; t++) {
+            if (chunk < first_chunk(a, t) || chunk > last_chunk(a, t)) continue;
+            attend(a, t, chunk, all ? 0 : chunk - first_chunk(a, t), fetch, head_dim, usual, type);
+            fetch = 0;
+        }
     }
-    f32v acc[MAX_HEAD_DIM / LANES];
-    for (long i = 0; i < head_dim / LANES; i++) acc[i] = (f32v){0};
-    for (long c = 0; c < chunks; c++, part += head_dim + 2) {
-        float weight = expf(part[head_dim] - maximum);
-        sum += weight * part[head_dim + 1];
-        for (long i = 0; i < head_dim / LANES; i++) acc[i] += weight * load(part, i * LANES, F32);
+    for (long t = token; all && t <= last; t++) {
+        for (long h = 0; h < a->heads && first_chunk(a, t) < last_chunk(a, t); h++) {
+            const float *state = state_of(a, t, 0, h);
+            finish(a, t, h, state, state[a->head_dim], state[a->head_dim + 1], type);
+        }
     }
-    sum += sink_weight(a, head, maximum);
-    for (long i = 0; i < head_dim / LANES; i++)
-        store(a->out, token * a->out_stride + head * head_dim + i * LANES, acc[i] / sum, type);
 }
 
 typedef struct {
     const attention_args *attention;
-    const int32_t *items;
-} item_args;
+    const item *items;
+    const int32_t *joins;
+} step_args;
 
-INLINE void attend_items(const item_args *work, long first, long last, int type) {
-    const attention_args *a = work->attention;
+INLINE void attend_items(const step_args *step, long first, long last, int type) {
+    const attention_args *a = step->attention;
     for (long n = first; n < last; n++) {
-        long token = work->items[2 * n], chunk = work->items[2 * n + 1];
         if (a->head_dim == 64)
-            attend(a, token, chunk, 64, 1, type);
+            attend_item(a, step->items[n], 64, 1, type);
         else if (a->head_dim == 128)
-            attend(a, token, chunk, 128, 1, type);
+            attend_item(a, step->items[n], 128, 1, type);
         else
-            attend(a, token, chunk, a->head_dim, 0, type);
+            attend_item(a, step->items[n], a->head_dim, 0, type);
     }
 }
 
-INLINE void join_items(const attention_args *a, long first, long last, int type) {
-    for (long n = first; n < last; n++)
-        if (keys_seen(a, n / a->heads) > CHUNK) join_chunks(a, n / a->heads, n % a->heads, type);
+/* Joins the states of heads first..last-1, counted through all tokens that have several. */
+INLINE void join_states(const step_args *step, long first, long last, int type) {
+    const attention_args *a = step->attention;
+    for (long n = first; n < last; n++) {
+        long token = step->joins[n / a->heads], head = n % a->heads, head_dim = a->head_dim;
+        float *state = state_of(a, token, 0, head);
+        for (long number = 1; number <= last_chunk(a, token) - first_chunk(a, token); number++) {
+            const float *more = state_of(a, token, number, head);
+            merge(state, more, more[head_dim], more[head_dim + 1], head_dim);
+        }
+        finish(a, token, head, state, state[head_dim], state[head_dim + 1], type);
+    }
 }
 
-static void attend_f32(const void *work, long first, long last) { attend_items(work, first, last, F32); }
-static void attend_bf16(const void *work, long first, long last) { attend_items(work, first, last, BF16); }
-static void join_f32(const void *a, long first, long last) { join_items(a, first, last, F32); }
-static void join_bf16(const void *a, long first, long last) { join_items(a, first, last, BF16); }
+static void attend_f32(const void *step, long first, long last) { attend_items(step, first, last, F32); }
+static void attend_bf16(const void *step, long first, long last) { attend_items(step, first, last, BF16); }
+static void join_f32(const void *step, long first, long last) { join_states(step, first, last, F32); }
+static void join_bf16(const void *step, long first, long last) { join_states(step, first, last, BF16); }
 
-void tl_paged_attention(const attention_args *args, const int32_t *items, long num_items, long tokens, int type) {
-    item_args work = {args, items};
-    tl_parallel(num_items, 1, type == BF16 ? attend_bf16 : attend_f32, &work);
-    if (args->max_chunks > 1) tl_parallel(tokens * args->heads, 16, type == BF16 ? join_bf16 : join_f32, args);
+void tl_paged_attention(const attention_args *args, int type) {
+    step_args step = {args, (const item *)args->items, args->joins};
+    tl_parallel(args->num_items, 1, type == BF16 ? attend_bf16 : attend_f32, &step);
+    tl_parallel(args->num_joins * args->heads, 16, type == BF16 ? join_bf16 : join_f32, &step);
 }
 
 typedef struct {

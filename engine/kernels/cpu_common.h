@@ -14,6 +14,15 @@
 /* For code that is large and shared by many specialised copies of its callers. */
 #define NOT_INLINE static __attribute__((noinline))
 
+/* Keeps a vector that several operations use in a register: compilers would read it from memory for each. */
+#if defined(__x86_64__) || defined(__i386__)
+#define IN_REGISTER(v) __asm__("" : "+x"(v))
+#elif defined(__aarch64__)
+#define IN_REGISTER(v) __asm__("" : "+w"(v))
+#else
+#define IN_REGISTER(v)
+#endif
+
 #ifndef LANES
 #if defined(__AVX512F__)
 #define LANES 16

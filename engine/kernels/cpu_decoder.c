@@ -28,8 +28,7 @@ typedef struct {
     const float *cos_sin;
     const int64_t *positions, *slots;
     attention_args *attention;
-    const int32_t *items;
-    long num_layers, num_items, hidden, intermediate, rotary_dim;
+    long num_layers, hidden, intermediate, rotary_dim;
     float eps;
 } blocks_args;
 
@@ -57,7 +56,7 @@ static void attend(const blocks_args *a, const layer *l, long tokens) {
     attention->v_cache = l->v_cache;
     attention->token_stride = row;
     attention->out_stride = q_size;
-    tl_paged_attention(attention, a->items, a->num_items, tokens, F32);
+    tl_paged_attention(attention, F32);
 }
 
 void tl_blocks(const blocks_args *a, long tokens) {

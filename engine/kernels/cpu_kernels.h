@@ -34,13 +34,16 @@ typedef struct {
     const int32_t *token_first; /* [tokens], the first key a token sees: 0 without a window */
     const int32_t *token_end;   /* [tokens], the key after the last it sees */
     const float *sinks;         /* [heads], a score per head that has no value, or null */
-    float *partials;            /* [tokens, heads, max_chunks, head_dim + 2]: weighted values, maximum, sum */
-    long token_stride, out_stride, table_width, block_size, heads, kv_heads, head_dim, max_chunks;
+    float *states;              /* [any, heads, head_dim + 2], of tokens with several chunks */
+    const int64_t *token_states; /* [tokens], the first state of each such token: it has one per chunk, or one */
+    const int32_t *items;       /* [num_items, 3]: token, 1, chunk; or the first of several tokens of a row, how many, -1 */
+    const int32_t *joins;       /* [num_joins]: the tokens with several chunks that are items of their own */
+    long token_stride, out_stride, table_width, block_size, heads, kv_heads, head_dim, num_items, num_joins;
     float scale;
 } attention_args;
 
-/* items: [num_items, 2], (token, chunk) for every chunk of every token. head_dim: a multiple of 16, at most 256. */
-void tl_paged_attention(const attention_args *args, const int32_t *items, long num_items, long tokens, int type);
+/* head_dim: a multiple of 16, at most 256. */
+void tl_paged_attention(const attention_args *args, int type);
 
 /* Copy K and V of all tokens to their slots. Strides in bytes; kv_bytes: one token's keys. */
 void tl_kv_write(const void *k, const void *v, long k_stride, long v_stride, void *k_cache, void *v_cache,

@@ -1,8 +1,7 @@
-"""Paged attention on a CPU: torch's own attention over gathered pages, and the compiled kernel for single tokens.
+"""Paged attention on a CPU: the compiled kernel, and torch's own attention over gathered pages where it does not serve.
 
-A row with many new tokens gathers its pages and runs `scaled_dot_product_attention`. A row with one token is bound by
-reading K and V: gathering would double that, so the compiled kernel reads the pages where they lie. Without a C
-compiler, and where scores are capped, every row takes the first way.
+The compiled kernel reads the pages where they lie. Without a C compiler, and where scores are capped, every row gathers
+its pages and runs `scaled_dot_product_attention`.
 """
 
 from __future__ import annotations
@@ -47,21 +46,13 @@ class CpuAttention:
         self._gather_rows: dict[int, list[_GatherRow]] = {}  # by window
         self._slots = torch.empty(0, dtype=torch.int64)
 
-    @property
-    def gathers(self) -> bool:
-        """Whether some row of this step takes torch's way."""
-        return self.kernel is None or any(self._gather_rows.values())
-
     def begin(self, step: StepGeometry) -> None:
-        self._slots = torch.from_numpy(step.slots)
-        first_gathered = 0
         if self.kernel is not None:
-            lengths = step.query_starts[1:] - step.query_starts[:-1]
-            while first_gathered < step.num_rows and lengths[first_gathered] <= _NATIVE_MAX_QUERY:
-                first_gathered += 1
-            self.kernel.begin(step, first_gathered)
+            self.kernel.begin(step)
+            return
+        self._slots = torch.from_numpy(step.slots)
         self._gather_rows = {
-            window: [self._gather_row(step, row, window) for row in range(first_gathered, step.num_rows)]
+            window: [self._gather_row(step, row, window) for row in range(step.num_rows)]
             for window in set(self._windows)
         }
 
@@ -83,14 +74,14 @@ class CpuAttention:
     def forward(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None
     ) -> torch.Tensor:
-        k_pages, v_pages = self._pages[layer]
         out = torch.empty(q.shape, dtype=q.dtype)
-        if self.kernel is None:
-            kv_heads, head_dim = k.shape[1:]
-            k_pages.view(-1, kv_heads, head_dim).index_copy_(0, self._slots, k)
-            v_pages.view(-1, kv_heads, head_dim).index_copy_(0, self._slots, v)
-        else:
+        if self.kernel is not None:
             self.kernel.forward(layer, q, k, v, sinks, out)
+            return out
+        k_pages, v_pages = self._pages[layer]
+        kv_heads, head_dim = k.shape[1:]
+        k_pages.view(-1, kv_heads, head_dim).index_copy_(0, self._slots, k)
+        v_pages.view(-1, kv_heads, head_dim).index_copy_(0, self._slots, v)
         for row in self._gather_rows[self._windows[layer]]:
             self._attend(row, q, k_pages, v_pages, sinks, out)
         return out

@@ -1,7 +1,7 @@
-"""The compiled paged attention: K and V written to their slots, single query tokens attended where the pages lie.
+"""The compiled paged attention: K and V written to their slots, every token attended where the pages lie.
 
-Used by `CpuAttention`; see `engine/kernels/cpu_attention.c` for the arithmetic. A token's result does not
-depend on what else is in the step. It knows windows and sinks, but no capped scores.
+Used by `CpuAttention`; see `engine/kernels/cpu_attention.c` for the arithmetic. A token's result depends neither on
+what else is in the step nor on how its prompt was cut into steps. It knows windows and sinks, but no capped scores.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ import numpy as np
 import torch
 
 from engine.layers import native
-from engine.layers.attention import AttentionConfig, IntArray, StepGeometry
+from engine.layers.attention import AttentionConfig, IntArray, LongArray, StepGeometry
 
-_CHUNK = 128  # keys per work item, CHUNK in cpu_attention.c
+_CHUNK = 128  # keys that are attended together, CHUNK in cpu_attention.c
+# A row with more new tokens takes its chunks of keys for so many tokens at a time; one with fewer has each chunk of
+# each token as an item of its own, so that there is something to share out to threads.
+_TOKENS_APART = 4
+_TOKENS_TOGETHER = 16
 _MAX_HEAD_DIM = 256
 
 
@@ -32,7 +36,10 @@ class AttentionArguments(ctypes.Structure):
         ("token_first", ctypes.c_void_p),
         ("token_end", ctypes.c_void_p),
         ("sinks", ctypes.c_void_p),
-        ("partials", ctypes.c_void_p),
+        ("states", ctypes.c_void_p),
+        ("token_states", ctypes.c_void_p),
+        ("items", ctypes.c_void_p),
+        ("joins", ctypes.c_void_p),
         ("token_stride", ctypes.c_long),
         ("out_stride", ctypes.c_long),
         ("table_width", ctypes.c_long),
@@ -40,7 +47,8 @@ class AttentionArguments(ctypes.Structure):
         ("heads", ctypes.c_long),
         ("kv_heads", ctypes.c_long),
         ("head_dim", ctypes.c_long),
-        ("max_chunks", ctypes.c_long),
+        ("num_items", ctypes.c_long),
+        ("num_joins", ctypes.c_long),
         ("scale", ctypes.c_float),
     )
 
@@ -50,24 +58,41 @@ class _Work:
     """What a step's tokens attend to under one window. The arrays live as long as their pointers are in use."""
 
     first: IntArray  # [tokens], the first key
-    items: IntArray  # [items, 2], (token, chunk)
-    max_chunks: int
+    items: IntArray  # [items, 3], (token, 1, chunk) or (first token, tokens, -1), see cpu_kernels.h
+    joins: IntArray  # [joins], tokens with several chunks, each an item
+    states: LongArray  # [tokens], where the token's states begin
+    num_states: int
 
     @classmethod
-    def under(cls, window: int, ends: IntArray) -> _Work:
+    def under(cls, window: int, starts: IntArray, ends: IntArray) -> _Work:
+        """`starts`: the first token of each row, and their number; `ends`: of each token, the key after its last."""
         first = np.maximum(ends - window, 0) if window else np.zeros_like(ends)
-        chunks = -(-(ends - first) // _CHUNK)
-        owners = np.repeat(np.arange(len(ends), dtype=np.int32), chunks)
-        before = np.cumsum(chunks) - chunks
-        numbers = np.arange(len(owners), dtype=np.int32) - before[owners]
-        return cls(first, np.stack([owners, numbers], axis=1).astype(np.int32), int(chunks.max(initial=1)))
+        first_chunks = first // _CHUNK
+        chunks = (ends - 1) // _CHUNK - first_chunks + 1
+        together = np.repeat(np.diff(starts) > _TOKENS_APART, np.diff(starts))  # [tokens]
+        blocks = [
+            (token, min(_TOKENS_TOGETHER, stop - token), -1)
+            for start, stop in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)
+            if stop - start > _TOKENS_APART
+            for token in range(start, stop, _TOKENS_TOGETHER)
+        ]
+        blocks.sort(key=lambda block: -int(chunks[block[0] + block[1] - 1]))  # what takes longest begins first
+        apart = np.flatnonzero(~together)
+        owners = np.repeat(apart, chunks[apart])
+        before = np.repeat(np.cumsum(chunks[apart]) - chunks[apart], chunks[apart])
+        numbers = first_chunks[owners] + np.arange(len(owners)) - before
+        singles = np.stack([owners, np.ones_like(owners), numbers], axis=1)
+        items = np.concatenate([np.array(blocks, dtype=np.int32).reshape(-1, 3), singles.astype(np.int32)])
+        held = np.where(chunks == 1, 0, np.where(together, 1, chunks))
+        joins = apart[chunks[apart] > 1].astype(np.int32)
+        return cls(first, items, joins, np.cumsum(held, dtype=np.int64) - held, int(held.sum()))
 
 
 class NativeAttention:
-    """Attends the first tokens of a step (those of `begin`'s `num_rows` rows); writes K and V of all of them.
+    """Attends the tokens of a step and writes their K and V.
 
-    `blocks_native` makes the same calls: `arguments`, `items` (pointer and count) and `slots_pointer` describe the step
-    that `begin` has prepared, for layers like the first; `layer_pointers` are K and V of every layer.
+    `blocks_native` makes the same calls: `arguments` and `slots_pointer` describe the step that `begin` has prepared,
+    for layers like the first; `layer_pointers` are K and V of every layer.
     """
 
     def __init__(self, library: ctypes.CDLL, config: AttentionConfig, kv_cache: torch.Tensor) -> None:
@@ -79,7 +104,7 @@ class NativeAttention:
         self._kv_bytes = config.num_kv_heads * config.head_dim * self._element_bytes
         self._cache = kv_cache  # kept alive: the pointers below are into it
         self.layer_pointers = [(kv_cache[i, 0].data_ptr(), kv_cache[i, 1].data_ptr()) for i in range(config.num_layers)]
-        self._partials = torch.empty(0, dtype=torch.float32)
+        self._states = torch.empty(0, dtype=torch.float32)
         self.arguments = AttentionArguments(
             block_size=config.block_size,
             heads=config.num_heads,
@@ -88,25 +113,23 @@ class NativeAttention:
             scale=config.scale,
         )
         self._arguments_pointer = ctypes.addressof(self.arguments)
-        self._num_tokens = 0
         self._work: dict[int, _Work] = {}
         self._window = -1  # of the work that `arguments` describes
 
-    def begin(self, step: StepGeometry, num_rows: int) -> None:
-        """Prepare for a step whose first `num_rows` rows are to be attended here, token by token."""
+    def begin(self, step: StepGeometry) -> None:
+        """Prepare for a step."""
         self._step = step  # kept alive: arrays whose pointers are handed over
-        lengths = step.query_starts[1 : num_rows + 1] - step.query_starts[:num_rows]
-        self._num_tokens = num_tokens = int(step.query_starts[num_rows])
-        self._rows = np.repeat(np.arange(num_rows, dtype=np.int32), lengths)
-        self._ends = (step.positions[:num_tokens] + 1).astype(np.int32)
-        self._work = {window: _Work.under(window, self._ends) for window in set(self._windows)}
+        lengths = np.diff(step.query_starts)
+        self._rows = np.repeat(np.arange(step.num_rows, dtype=np.int32), lengths)
+        self._ends = (step.positions + 1).astype(np.int32)
+        self._work = {
+            window: _Work.under(window, step.query_starts, self._ends) for window in dict.fromkeys(self._windows)
+        }
         arguments, config = self.arguments, self._config
-        max_chunks = max(work.max_chunks for work in self._work.values())
-        if max_chunks > 1:
-            needed = num_tokens * config.num_heads * max_chunks * (config.head_dim + 2)
-            if self._partials.numel() < needed:
-                self._partials = torch.empty(needed, dtype=torch.float32)
-            arguments.partials = self._partials.data_ptr()
+        needed = max(work.num_states for work in self._work.values()) * config.num_heads * (config.head_dim + 2)
+        if self._states.numel() < needed:
+            self._states = torch.empty(needed, dtype=torch.float32)
+        arguments.states = self._states.data_ptr()
         arguments.block_tables = step.block_tables.ctypes.data
         arguments.token_rows = self._rows.ctypes.data
         arguments.token_end = self._ends.ctypes.data
@@ -115,11 +138,12 @@ class NativeAttention:
         self._take_window(self._windows[0])
 
     def _take_window(self, window: int) -> None:
-        work = self._work[window]
+        work, arguments = self._work[window], self.arguments
         self._window = window
-        self.arguments.token_first = work.first.ctypes.data
-        self.arguments.max_chunks = work.max_chunks
-        self.items = (work.items.ctypes.data, len(work.items))
+        arguments.token_first = work.first.ctypes.data
+        arguments.token_states = work.states.ctypes.data
+        arguments.items, arguments.num_items = work.items.ctypes.data, len(work.items)
+        arguments.joins, arguments.num_joins = work.joins.ctypes.data, len(work.joins)
 
     def forward(
         self,
@@ -130,7 +154,7 @@ class NativeAttention:
         sinks: torch.Tensor | None,
         out: torch.Tensor,
     ) -> None:
-        """Write all of k and v, then fill the first tokens of `out`. Shapes as in `AttentionBackend.forward`."""
+        """Write k and v, then fill `out`. Shapes as in `AttentionBackend.forward`."""
         k_cache, v_cache = self.layer_pointers[layer]
         size = self._element_bytes
         self._write(
@@ -144,8 +168,6 @@ class NativeAttention:
             k.shape[0],
             self._kv_bytes,
         )
-        if not self._num_tokens:
-            return
         if self._windows[layer] != self._window:
             self._take_window(self._windows[layer])
         arguments = self.arguments
@@ -153,7 +175,7 @@ class NativeAttention:
         arguments.q, arguments.out = q.data_ptr(), out.data_ptr()
         arguments.k_cache, arguments.v_cache = k_cache, v_cache
         arguments.token_stride, arguments.out_stride = q.stride(0), out.stride(0)
-        self._attend(self._arguments_pointer, *self.items, self._num_tokens, self._type)
+        self._attend(self._arguments_pointer, self._type)
 
 
 def build_native(config: AttentionConfig, kv_cache: torch.Tensor) -> NativeAttention | None:

@@ -1,8 +1,8 @@
 """All blocks of a decoder in one call of the compiled kernels: `tl_blocks` in `engine/kernels/cpu_decoder.c`.
 
-For steps in which the compiled kernels do everything: float32 activations, packed matrices, every token attended where
-its pages lie. Such are the steps that generate; a step with a piece of a prompt goes the decoder's own way. Both make
-the same calls in the same order, so a token's bits do not depend on the way.
+For steps in which the compiled kernels do everything: float32 activations and packed matrices that serve so many
+tokens. The other steps go the decoder's own way. Both make the same calls in the same order, so a token's bits do not
+depend on the way.
 """
 
 from __future__ import annotations
@@ -75,9 +75,7 @@ class _Arguments(ctypes.Structure):
         ("positions", ctypes.c_void_p),
         ("slots", ctypes.c_void_p),
         ("attention", ctypes.POINTER(AttentionArguments)),
-        ("items", ctypes.c_void_p),
         ("num_layers", ctypes.c_long),
-        ("num_items", ctypes.c_long),
         ("hidden", ctypes.c_long),
         ("intermediate", ctypes.c_long),
         ("rotary_dim", ctypes.c_long),
@@ -86,7 +84,7 @@ class _Arguments(ctypes.Structure):
 
 
 class NativeBlocks:
-    """The blocks `layers` in one call. Not thread-safe, as the attention that it shares."""
+    """The blocks `layers` in one call. Not thread-safe, as the attention whose arguments it shares."""
 
     def __init__(
         self,
@@ -94,14 +92,13 @@ class NativeBlocks:
         spec: ModelSpec,
         layers: Sequence[Layer],
         packed: Sequence[Sequence[NativePackedLinear]],
-        attention: CpuAttention,
         kernel: NativeAttention,
         cos_sin: torch.Tensor,
         max_tokens: int,
     ) -> None:
         """`packed`: per layer the matrices qkv, attention_output, gate_up and down; they serve up to `max_tokens`."""
         self._call = library.tl_blocks
-        self._attention, self._kernel = attention, kernel
+        self._kernel = kernel
         self._max_tokens = max_tokens
         self._keep = (layers, packed, cos_sin)  # whose memory the pointers below point to
         self._layers = (_Layer * len(layers))()
@@ -138,8 +135,8 @@ class NativeBlocks:
         self._delta = torch.empty(0, spec.hidden_size)
 
     def serves(self, tokens: int) -> bool:
-        """Whether the step that the attention has begun, of `tokens` tokens, can go this way."""
-        return tokens <= self._max_tokens and not self._attention.gathers
+        """Whether a step of `tokens` tokens can go this way."""
+        return tokens <= self._max_tokens
 
     def __call__(
         self, residual: torch.Tensor, positions: torch.Tensor, first: int = 0, end: int | None = None
@@ -152,7 +149,7 @@ class NativeBlocks:
             self._reserve(tokens)
         arguments, kernel = self._arguments, self._kernel
         arguments.residual, arguments.positions = residual.data_ptr(), positions.data_ptr()
-        arguments.slots, arguments.items, arguments.num_items = kernel.slots_pointer, *kernel.items
+        arguments.slots = kernel.slots_pointer
         arguments.layers = ctypes.pointer(self._layers[first])
         arguments.num_layers = (len(self._layers) if end is None else end) - first
         self._call(ctypes.addressof(arguments), tokens)
@@ -200,7 +197,7 @@ def build_blocks(
         packed.append([matrix for matrix, _ in matrices if matrix is not None])
         if len(packed[-1]) < len(matrices):
             return None
-    return NativeBlocks(library, spec, layers, packed, attention, attention.kernel, cos_sin, min(limits))
+    return NativeBlocks(library, spec, layers, packed, attention.kernel, cos_sin, min(limits))
 
 
 def _packed(linear: Linear) -> tuple[NativePackedLinear | None, int | None]:

@@ -49,7 +49,7 @@ _SIGNATURES: dict[str, tuple[type[ctypes._SimpleCData[int]] | None, tuple[type, 
     "tl_rms_norm": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _FLOAT, _INT)),
     "tl_rotary": (None, (_POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG, _INT)),
     "tl_silu_mul": (None, (_POINTER, _POINTER, _LONG, _LONG, _INT)),
-    "tl_paged_attention": (None, (_POINTER, _POINTER, _LONG, _LONG, _INT)),
+    "tl_paged_attention": (None, (_POINTER, _INT)),
     "tl_kv_write": (None, (_POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG)),
     "tl_packed_linear": (
         None,

@@ -73,16 +73,22 @@ def test_one_call_gives_the_same_bits(tmp_path: Path, options: dict[str, object]
         runner.decoder.blocks = blocks
 
 
-def test_a_step_with_a_prompt_goes_operation_by_operation(tmp_path: Path) -> None:
+def test_a_step_with_prompts_is_one_call_too(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     write_model(path, encoding=T.Q4_1)
     runner = load(path)
     blocks = runner.decoder.blocks
     assert blocks is not None
-    for length, served in ((1, True), (5, True), (6, False)):  # as many as a row of drafts has
-        runner.attention.begin(step_geometry([row([7] * length, [1], start=0)], 16, 512))
-        assert blocks.serves(length) is served
-    assert not blocks.serves(100_000)
+    assert blocks.serves(runner.attention.config.max_num_batched_tokens)
+    assert not blocks.serves(runner.attention.config.max_num_batched_tokens + 1)
+    prompts = [
+        row([7] * 5, [1], start=0),
+        row(list(range(3, 203)), range(2, 15), start=0),
+        row([9] * 40, [20, 21, 22], start=0),
+    ]
+    together = states(runner, prompts)
+    runner.decoder.blocks = None
+    assert torch.equal(states(runner, prompts), together)
 
 
 def test_where_a_part_is_not_the_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +103,6 @@ def test_where_a_part_is_not_the_kernels(tmp_path: Path, monkeypatch: pytest.Mon
     # Packed weights for few rows, dense ones for many: one call for few.
     monkeypatch.setattr(linear_native, "prompt_gain", lambda: 0.0)
     runner = load(path)
-    runner.attention.begin(step_geometry([row([7], [page], start=0) for page in range(1, 10)], 16, 512))
     assert runner.decoder.blocks is not None
     assert runner.decoder.blocks.serves(8)
     assert not runner.decoder.blocks.serves(9)

@@ -203,7 +203,7 @@ def test_paged_attention(
 ) -> None:
     """Rows around page and chunk borders, pages shuffled and everything else poisoned, against gathering torch."""
     monkeypatch.setattr(native, "library", lambda: library)
-    kv_heads, lengths = 2, [1, 15, 16, 17, 127, 128, 129, 700]
+    kv_heads, lengths, new = 2, [1, 15, 16, 17, 127, 128, 129, 700, 300], {700: 3, 300: 41}
     config = AttentionConfig(
         num_layers=1,
         num_heads=kv_heads * group,
@@ -220,9 +220,9 @@ def test_paged_attention(
     )
     pages = iter((np.random.default_rng(0).permutation(139) + 1).tolist())
     tables = [[next(pages) for _ in range(-(-length // 16))] for length in lengths]
-    # The last row computes three tokens at once: a short piece of a prompt, also served token by token.
+    # The last rows compute pieces of prompts: one so short that it is served token by token, one longer.
     rows = [
-        row([0] * length, table, start=length - (3 if length == 700 else 1))
+        row([0] * length, table, start=length - new.get(length, 1))
         for length, table in zip(lengths, tables, strict=True)
     ]
     step = step_geometry(rows, 16, 1024)
@@ -243,6 +243,39 @@ def test_paged_attention(
     assert results[0][0].isfinite().all()
     close(results[0][0], results[1][0], 1e-5 if dtype == torch.float32 else 1e-2)
     assert torch.equal(results[0][1], results[1][1])
+
+
+@pytest.mark.parametrize("window", [0, 100])
+def test_a_prompt_may_be_cut_anywhere(monkeypatch: pytest.MonkeyPatch, library: ctypes.CDLL, window: int) -> None:
+    """The same bits for every token, whichever tokens are computed together with it."""
+    monkeypatch.setattr(native, "library", lambda: library)
+    config = AttentionConfig(
+        num_layers=1,
+        num_heads=6,
+        num_kv_heads=2,
+        head_dim=64,
+        scale=0.125,
+        num_blocks=30,
+        block_size=16,
+        dtype=torch.float32,
+        device=CPU,
+        max_num_seqs=1,
+        max_num_batched_tokens=512,
+        max_blocks_per_seq=30,
+        windows=(window,),
+    )
+    q, k, v = randn(400, 10, 64, seed=5).split([6, 2, 2], dim=1)
+    sinks = randn(6, seed=7)
+    results = []
+    for sizes in ([400], [1, 4, 5, 16, 102, 1, 17, 130, 124], [300] + [1] * 100):
+        backend, done, parts = CpuAttention(config), 0, []
+        for size in sizes:
+            backend.begin(step_geometry([row([0] * (done + size), range(1, 27), start=done)], 16, 512))
+            part = slice(done, done := done + size)
+            parts.append(backend.forward(0, q[part], k[part], v[part], sinks))
+        results.append(torch.cat(parts))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
 
 
 def test_threads_share_the_work_without_changing_it(library: ctypes.CDLL) -> None:
