@@ -32,6 +32,12 @@ HIGH_WATER_BYTES = 256 * 1024  # unread body bytes at which reading from the soc
 LOW_WATER_BYTES = 64 * 1024
 MAX_HEAD_BYTES = 64 * 1024
 STALE_S = 1.0  # a reused connection that dies sooner after the request was closed before it
+# Header names as servers write them; any other is decoded.
+_NAMES = {
+    form.encode(): name.lower()
+    for name in ("Connection", "Content-Length", "Content-Type", "Date", "Server", "Transfer-Encoding", "X-Request-Id")
+    for form in (name, name.lower())
+}
 LINGER_S = 1.0  # how long a finished stream may take to end its body before its connection is given up
 
 
@@ -225,8 +231,9 @@ class Exchange:
 
     def wake(self) -> None:
         """Called by the connection when the reader has something to look at."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def expire(self, now: float) -> None:
         """Fail if a deadline has passed. Called by the client's clock."""
@@ -318,6 +325,18 @@ class Connection(asyncio.Protocol):
             if self._exchange is not None:
                 self._exchange.fail("protocol", f"{self._origin} sent no valid HTTP/1.1 answer: {error}")
             self.abandon()
+        else:
+            if self._exchange is not None and not self._exchange.status:
+                self._came_in_pieces(len(data))
+
+    def _came_in_pieces(self, number: int) -> None:
+        """Account for bytes of a head that is not complete: it has its bound, whatever it consists of."""
+        assert self._exchange is not None
+        self._head_bytes += number
+        if self._head_bytes > MAX_HEAD_BYTES:
+            text = f"{self._origin} sent no valid HTTP/1.1 answer: its headers are larger than {MAX_HEAD_BYTES} bytes"
+            self._exchange.fail("protocol", text)
+            self.abandon()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -341,14 +360,13 @@ class Connection(asyncio.Protocol):
             raise ValueError("an answer that nobody asked for")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > MAX_HEAD_BYTES:
-            raise ValueError(f"the answer's headers are larger than {MAX_HEAD_BYTES} bytes")
-        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        self._headers[_NAMES.get(name) or name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         headers, self._headers, self._head_bytes = self._headers, {}, 0
+        if sum(map(len, headers)) + sum(map(len, headers.values())) > MAX_HEAD_BYTES:
+            raise ValueError(f"the answer's headers are larger than {MAX_HEAD_BYTES} bytes")
         if status < 200 or self._exchange is None:  # 1xx: the answer is still to come
             return
         self._keep_alive = self._parser.should_keep_alive()

@@ -18,9 +18,8 @@ from urllib.parse import unquote
 import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
 
-from edge.cycle import LEAVING, Cycle, header_lines
+from edge.cycle import LEAVING, Cycle
 from edge.limits import (
     LINGER_S,
     MAX_FRAMING_BYTES,
@@ -30,7 +29,6 @@ from edge.limits import (
     MAX_UNWANTED_BYTES,
     MIN_BYTES_PER_SECOND,
     READ_TIMEOUT,
-    Limits,
     Refused,
     framing_too_large,
     head_too_large,
@@ -38,30 +36,12 @@ from edge.limits import (
     read_timed_out,
     unknown_coding,
 )
+from edge.state import State
 
 logger = logging.getLogger("tierline.edge")
 
 _BETWEEN, _HEAD, _BODY = range(3)
-
-
-class State(ServerState):
-    """What all connections of a server share. `draining`: every answer from now on ends its connection."""
-
-    def __init__(self, limits: Limits) -> None:
-        super().__init__()
-        self.limits = limits
-        self.silence_s = limits.silence_s
-        self.draining = False
-
-    @property
-    def default_headers(self) -> list[tuple[bytes, bytes]]:
-        """What every answer has; uvicorn sets it once a second, for the date."""
-        return self._default_headers
-
-    @default_headers.setter
-    def default_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
-        self._default_headers = headers
-        self.default_lines = header_lines(headers)
+_FRAMING = frozenset((b"host", b"transfer-encoding", b"expect"))
 
 
 class Connection(HttpToolsProtocol):
@@ -185,15 +165,19 @@ class Connection(HttpToolsProtocol):
         if self._stage == _BODY:
             return  # a trailer: it must not pass for a header that the front of the request has shown to others
         name = name.lower()
+        if name in _FRAMING:
+            self._on_framing(name, value)
+        self.headers.append((name, value))
+
+    def _on_framing(self, name: bytes, value: bytes) -> None:
         if name == b"host":
             self._hosts += 1
         elif name == b"transfer-encoding":
             self._codings += 1
             if value.strip().lower() != b"chunked":
                 raise unknown_coding()
-        elif name == b"expect" and value.lower() == b"100-continue":
+        elif value.lower() == b"100-continue":
             self.expect_100_continue = True
-        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         version = self.parser.get_http_version()

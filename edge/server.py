@@ -19,8 +19,9 @@ from typing import Any, cast
 
 import uvicorn
 
-from edge.connection import Connection, State
+from edge.connection import Connection
 from edge.limits import Limits
+from edge.state import State
 
 logger = logging.getLogger("tierline.edge")
 

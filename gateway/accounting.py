@@ -21,6 +21,7 @@ from gateway.ledger.records import Close, Decided, Noted, Open, Progress, Record
 from gateway.ledger.rows import LedgerRow, Note, Outcome, new_id, now_ms
 from gateway.ledger.usage import Usage, from_openai
 from gateway.life import Life
+from gateway.metering import BYTES_PER_TOKEN
 from gateway.routing.record import record_of
 from gateway.sessions.holding import follow
 
@@ -54,8 +55,7 @@ class Accounting:
             self._services.metrics.overhead.observe(time.monotonic() - life.exchange.received_at)
         life.attempt = attempt
         self._attempts += 1  # an attempt's own number counts within one dispatch
-        row = self._row(attempt.id, self._attempts, attempt.candidate)
-        row.ts_ms = int(attempt.started_at * 1000)
+        row = self._row(attempt.id, self._attempts, attempt.candidate, int(attempt.started_at * 1000))
         row.replica, row.placed = attempt.replica, attempt.placed
         self._charge(row, Usage(input_tokens=life.input_estimate, output_tokens=0, source="estimated"))
         try:
@@ -96,7 +96,9 @@ class Accounting:
 
     def progress_due(self) -> bool:
         """Whether a stream has grown beyond what is held for it, or a second has passed. Asked after every event."""
-        return self._life.meter.exceeds(self._life.output_hold) or time.monotonic() >= self._progress_at
+        meter, held = self._life.meter, self._life.output_hold
+        grown = meter.content_events > held or meter.bytes > held * BYTES_PER_TOKEN
+        return grown or time.monotonic() >= self._progress_at
 
     async def progress(self) -> None:
         """Set more aside for a stream that has grown; journal how much was delivered, which a crash is billed by.
@@ -194,7 +196,8 @@ class Accounting:
             saved_nanousd = min(saved_nanousd, cost(self._price(own), usage).total_nanousd)
             if life.decision is not None and life.decision.cache.share_tiers:
                 life.fallback = "shared_answer"
-        row = self._row(new_id(), 1, Candidate(model=model, tier=tier, backend="cache", upstream_model=model))
+        answering = Candidate(model=model, tier=tier, backend="cache", upstream_model=model)
+        row = self._row(new_id(), 1, answering, now_ms())
         row.set_usage(usage)
         row.price_version = self._price(model).version
         row.outcome = "cache_hit"
@@ -251,7 +254,7 @@ class Accounting:
     def _price(self, model: str, service_tier: str | None = None) -> ModelPrice:
         return self._services.prices.price_for(model, service_tier, batch=self._life.line is not None)
 
-    def _row(self, attempt_id: str, number: int, candidate: Candidate) -> LedgerRow:
+    def _row(self, attempt_id: str, number: int, candidate: Candidate, ts_ms: int) -> LedgerRow:
         life = self._life
         principal, decision = life.principal, life.decision
         if principal is None or decision is None:
@@ -260,7 +263,7 @@ class Accounting:
             attempt_id=attempt_id,
             request_id=life.request_id,
             attempt=number,
-            ts_ms=now_ms(),
+            ts_ms=ts_ms,
             key_id=principal.key_id,
             project_id=principal.project_id,
             team_id=principal.team_id,
@@ -307,12 +310,13 @@ class Accounting:
         metrics.attempts.labels(row.backend, row.model, row.outcome).inc()
         if row.placed and (placer := self._services.pools[row.backend].placer) is not None:
             placer.hit_tokens += row.cached_input_tokens
-        metrics.tokens.labels(row.model, "input").inc(row.input_tokens - row.cached_input_tokens)
-        metrics.tokens.labels(row.model, "cached_input").inc(row.cached_input_tokens)
-        metrics.tokens.labels(row.model, "output").inc(row.output_tokens)
-        metrics.token_rate.add(row.output_tokens)
-        metrics.cost.labels(row.model).inc(row.cost_nanousd / 1e9)
+        counts = metrics.of_model(row.model)
+        counts.input.inc(row.input_tokens - row.cached_input_tokens)
+        if row.cached_input_tokens:
+            counts.cached_input.inc(row.cached_input_tokens)
+        counts.output.inc(row.output_tokens)
+        counts.cost.inc(row.cost_nanousd / 1e9)
         if row.ttft_ms is not None and row.stream:
-            metrics.ttft.labels(row.model).observe(row.ttft_ms / 1000)
+            counts.ttft.observe(row.ttft_ms / 1000)
             if row.output_tokens > 1:
-                metrics.tpot.labels(row.model).observe((row.duration_ms - row.ttft_ms) / 1000 / (row.output_tokens - 1))
+                counts.tpot.observe((row.duration_ms - row.ttft_ms) / 1000 / (row.output_tokens - 1))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -14,7 +13,7 @@ from backends.protocol import whole_number
 from gateway.access.budget_queue import Wait
 from gateway.access.input_bound import input_bound
 from gateway.access.limits import Admission, BudgetExhausted, Refused, Scope
-from gateway.access.policy_scopes import scopes_of
+from gateway.access.policy_scopes import terms_of
 from gateway.access.principal import AuthenticationError, Principal
 from gateway.cache_headers import read as read_cache_headers
 from gateway.dialects.errors import (
@@ -52,19 +51,21 @@ async def authenticate(services: Services, exchange: Exchange) -> Principal:
         BadRequest: two different keys.
     """
     header = exchange.header(b"authorization")
-    other = (exchange.header(b"x-api-key") or "").strip()  # as the Anthropic SDKs send it
+    given = exchange.header(b"x-api-key") if b"x-api-key" in exchange.headers() else None
+    other = given.strip() if given else ""  # as the Anthropic SDKs send it
     if header is None:
         token = other
         if not token:
             raise Unauthenticated("No API key given. Send 'Authorization: Bearer YOUR_KEY'.", code="missing_api_key")
     else:
         scheme, _, token = header.partition(" ")
-        if scheme.lower() != "bearer" or not token.strip():
+        token = token.strip()
+        if scheme.lower() != "bearer" or not token:
             raise Unauthenticated("The Authorization header must be 'Bearer YOUR_KEY'.", code="invalid_authorization")
-        if other and other != token.strip():
+        if other and other != token:
             raise BadRequest("The request has one key in 'authorization' and another in 'x-api-key'; send one.")
     try:
-        return await services.keys.authenticate_fresh(token.strip())
+        return await services.keys.authenticate_fresh(token)
     except AuthenticationError as error:
         raise Unauthenticated(f"{str(error)[0].upper()}{str(error)[1:]}.", code=error.code) from None
 
@@ -142,7 +143,7 @@ async def admit(services: Services, life: Life, *, free: bool = False) -> None:
     principal, policy = life.principal, life.policy
     assert principal is not None
     assert policy is not None
-    scopes = scopes_of(principal, policy)
+    scopes = terms_of(principal, policy).scopes
     tokens = cost_nanousd = 0
     costs = not (free or life.cache_directives.only_if_cached)
     if not costs:
@@ -150,7 +151,7 @@ async def admit(services: Services, life: Life, *, free: bool = False) -> None:
         scopes = tuple(replace(scope, tokens_per_minute=None, budget_nanousd=None) for scope in scopes)
     else:
         assert life.asked is not None
-        life.input_hold = await services.measuring.run(life, partial(input_bound, life.asked.chat()))
+        life.input_hold = await services.measuring.run(life, input_bound, life.asked.chat())
         tokens, cost_nanousd = set_aside(services, life, life.candidates)
     if life.internal:
         scopes = tuple(Scope(s.id, budget_nanousd=s.budget_nanousd, label=s.label) for s in scopes if s.budget_nanousd)
@@ -178,7 +179,6 @@ async def admit(services: Services, life: Life, *, free: bool = False) -> None:
     except Refused as error:
         _learn(services, principal, error)
         raise _over_limit(services, life, error) from None
-    life.standing = life.grant.standing
 
 
 def _wait_for_money(services: Services, life: Life, policy: Policy, admission: Admission) -> Wait | None:
@@ -199,7 +199,7 @@ def _wait_for_money(services: Services, life: Life, policy: Policy, admission: A
             now = services.policies.current.named(policy.name)
         except KeyError:  # its file is gone: those who wait under it are the last that it applies to
             now = policy
-        return replace(admission, scopes=scopes_of(asking, now), unlimited=asking.unlimited), _queues(now)
+        return replace(admission, scopes=terms_of(asking, now).scopes, unlimited=asking.unlimited), _queues(now)
 
     patience_s = policy.budget.queue_at_most if life.patient else services.settings.limits.queue_timeout_s
     return Wait(renew, patience_s)
@@ -218,7 +218,7 @@ async def count_fault(services: Services, life: Life, fault: GatewayError) -> Ga
     principal, policy = life.principal, life.policy
     if principal is None or life.grant is not None or not 400 <= fault.status < 500 or fault.status == 429:
         return fault
-    known = principal.scopes if policy is None else scopes_of(principal, policy)
+    known = principal.scopes if policy is None else terms_of(principal, policy).scopes
     scopes = tuple(
         Scope(scope.id, scope.requests_per_minute, label=scope.label)
         for scope in known

@@ -144,6 +144,8 @@ async def answer(services: Services, exchange: Exchange, find: Callable[[Exchang
 
 def _find(exchange: Exchange) -> Handler:
     method, path = exchange.scope["method"], exchange.scope["path"]
+    if (exact := ROUTES.get((method, path))) is not None:
+        return exact.handler
     if path.startswith(admin.PREFIX):
         return admin.serve_beside_models
     if path.startswith(_MODEL_PREFIX) and len(path) > len(_MODEL_PREFIX):

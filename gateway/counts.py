@@ -77,6 +77,10 @@ class Counts(Collector):
             child = self._children[values] = Count()
         return child
 
+    def total(self, last: str | None = None) -> float:
+        """The sum of all combinations, or of those with this value of the last label."""
+        return sum(child.value for values, child in self._children.items() if last is None or values[-1] == last)
+
     def describe(self) -> Iterable[Metric]:
         return [CounterMetricFamily(self._name, self._text, labels=self._labels)]
 

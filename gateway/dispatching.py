@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from backends.attempt import Call, NoBackend, UpstreamRefused
@@ -38,7 +37,7 @@ async def dispatch(
     candidates = candidates or life.candidates
     placement = None
     if services.placing.chooses(candidates):
-        placement = await services.measuring.run(life, partial(services.placing.of, life, candidates))
+        placement = await services.measuring.run(life, services.placing.of, life, candidates)
     call = Call(
         payload=asked.payload,
         operation=asked.operation,

@@ -27,7 +27,6 @@ async def finish(services: Services, life: Life, accounting: Accounting) -> None
     services.rollouts.finished(life, outcome)
     metrics = services.metrics
     metrics.requests.labels(life.dialect.route, outcome, str(life.status)).inc()
-    metrics.request_rate.add(1)
     metrics.duration.labels(life.dialect.route).observe(life.seconds())
     if life.decision is not None:
         metrics.cache.labels(life.cache).inc()

@@ -95,7 +95,7 @@ class Life(msgspec.Struct, eq=False):
     output_hold: int = 0  # tokens set aside for the output of the attempt that answers, all choices together
     output_limits: dict[str, int] = {}  # by model: the most that all choices can have
     grant: Grant | None = None
-    standing: Standing | None = None  # what the client is told of its limits: as of admission, then as settled
+    standing: Standing | None = None  # of its limits as they refused it, or once it is settled; until then `grant` says
 
     # cache
     cache: CacheState = "bypass"
@@ -151,6 +151,8 @@ class Life(msgspec.Struct, eq=False):
             self._say_decision(lines, self.decision)
         if self.standing is not None:
             lines += self.standing.lines()
+        elif self.grant is not None:
+            lines += self.grant.standing.lines()
         text = "\r\n".join(lines) + "\r\n"
         return checked_lines(text.encode("latin-1", "replace"), len(lines))
 

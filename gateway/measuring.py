@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, TypeVar
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from gateway.dialects.dialect import Asked
 from gateway.dialects.errors import BadRequest
@@ -51,11 +52,12 @@ class Measuring:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="large-prompts")
 
-    async def run(self, life: Life, work: Callable[[], _Result]) -> _Result:
-        """The result of work on the prompt of a request: at once, or where the prompt is large in the thread."""
-        if not is_large(life):
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+    async def run(self, life: Life, work: Callable[..., _Result], *about: Any) -> _Result:
+        """The result of work on the prompt of a request, told `about` what: at once, or where the prompt is large in
+        the thread."""
+        if life.room is None or life.room.held_bytes <= LARGE_BYTES:
+            return work(*about)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *about))
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -69,10 +69,6 @@ class Meter:
         """Output tokens by our own count."""
         return max(self.content_events, -(-self.bytes // BYTES_PER_TOKEN))
 
-    def exceeds(self, tokens: int) -> bool:
-        """Whether there is more output than this, by our own count. Asked for every event."""
-        return self.content_events > tokens or self.bytes > tokens * BYTES_PER_TOKEN
-
     def complete(self, choices: int) -> bool:
         """Whether every one of `choices` choices has said why it ended."""
         return len(self.finish_reasons) >= choices
@@ -83,7 +79,7 @@ def _content_bytes(said: Delta | AnswerMessage) -> int:
     size = 0
     if content := said.content:
         size = len(content) if content.isascii() else _size(content)
-    if thoughts := said.thoughts:
+    if thoughts := said.reasoning_content or said.reasoning:
         size += _size(thoughts)
     if said.refusal:
         size += _size(said.refusal)

@@ -61,7 +61,7 @@ async def live(services: Services, life: Life) -> None:
         in_flight = True
         body = await receive(services, life)
         exchange.watch()
-        life.asked = await services.measuring.run(life, partial(dialect.parse, body))
+        life.asked = await services.measuring.run(life, dialect.parse, body)
         services.begin_span(life)
         if life.idempotency_key is not None and await services.idempotency.repeated(life, body):
             return

@@ -330,6 +330,8 @@ class Services:
         """Keep the gauges that no event sets."""
         while True:
             self.idempotency.observe()
+            for rate in self.metrics.rates:
+                rate.look()
             self.metrics.cache_connected.set(1 if self.cache is not None and self.cache.connected else 0)
             for name, pool in self.pools.items():
                 states = pool.snapshot()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -26,22 +28,21 @@ RATE_WINDOW_S = 10
 
 
 class RateWindow:
-    """Events per second over the last ten seconds, in one-second slots: constant memory, no timer."""
+    """How fast a total has grown over the last ten seconds, by looks at it once a second."""
 
-    def __init__(self, seconds: int = RATE_WINDOW_S) -> None:
+    def __init__(self, total: Callable[[], float], seconds: int = RATE_WINDOW_S) -> None:
+        self._total = total
         self._seconds = seconds
-        self._slots: deque[tuple[int, float]] = deque(maxlen=seconds + 1)
+        self._seen: deque[tuple[float, float]] = deque([(time.monotonic(), 0.0)], maxlen=seconds + 1)
 
-    def add(self, amount: float) -> None:
-        second = int(time.monotonic())
-        if self._slots and self._slots[-1][0] == second:
-            self._slots[-1] = (second, self._slots[-1][1] + amount)
-        else:
-            self._slots.append((second, amount))
+    def look(self) -> None:
+        """Called once a second."""
+        self._seen.append((time.monotonic(), self._total()))
 
     def per_second(self) -> float:
-        now = int(time.monotonic())
-        return sum(amount for second, amount in self._slots if now - second <= self._seconds) / self._seconds
+        since = time.monotonic() - self._seconds
+        before = next((total for at, total in self._seen if at >= since), self._seen[-1][1])
+        return (self._total() - before) / self._seconds
 
 
 class _Rates(Collector):
@@ -62,6 +63,20 @@ class _Rates(Collector):
                 value=self._tokens.per_second(),
             ),
         ]
+
+
+class ModelCounts:
+    """The numbers of one model, which every attempt at it counts."""
+
+    __slots__ = ("cached_input", "cost", "input", "output", "tpot", "ttft")
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self.input = metrics.tokens.labels(model, "input")
+        self.cached_input = metrics.tokens.labels(model, "cached_input")
+        self.output = metrics.tokens.labels(model, "output")
+        self.cost = metrics.cost.labels(model)
+        self.ttft = metrics.ttft.labels(model)
+        self.tpot = metrics.tpot.labels(model)
 
 
 class Metrics:
@@ -277,6 +292,13 @@ class Metrics:
         )
         self.promises = PromiseMetrics(registry)
         self.replicas = ReplicaMetrics(registry)
-        self.request_rate = RateWindow()
-        self.token_rate = RateWindow()
-        registry.register(_Rates(self.request_rate, self.token_rate))
+        self.rates = (RateWindow(self.requests.total), RateWindow(partial(self.tokens.total, "output")))
+        registry.register(_Rates(*self.rates))
+        self._models: dict[str, ModelCounts] = {}
+
+    def of_model(self, model: str) -> ModelCounts:
+        """What is counted of a model."""
+        found = self._models.get(model)
+        if found is None:
+            found = self._models[model] = ModelCounts(self, model)
+        return found

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tiers.features import estimate_prompt_tokens, estimate_tokens, has_images, text_of, wants_json
+from tiers.features import estimate_tokens, estimate_turns, has_images, text_of, wants_json
 from tiers.task import TASKS, TaskProfile
 
 # Bounds of what a rule may have to look at: they bound what a condition can cost (`cost.py`).
@@ -132,11 +132,14 @@ def from_chat(body: Mapping[str, Any], context: Context, profile: TaskProfile | 
     """Facts of a chat request (`POST /v1/chat/completions`, already checked for types)."""
     messages = body["messages"]
     tools = body.get("tools") or body.get("functions") or []
-    users = [message for message in messages if message.get("role") == "user"]
     temperature = body.get("temperature")
-    system = [text_of(message) for message in messages if message.get("role") in ("system", "developer")]
+    texts = [text_of(message) for message in messages]
+    roles = [message.get("role") for message in messages]
+    said = list(zip(roles, texts, strict=True))
+    users = [text for role, text in said if role == "user"]
+    system = [text for role, text in said if role in ("system", "developer")]
     return Facts(
-        prompt_tokens=estimate_prompt_tokens(messages) + (estimate_tokens(json.dumps(tools)) if tools else 0),
+        prompt_tokens=estimate_turns(texts) + (estimate_tokens(json.dumps(tools)) if tools else 0),
         max_tokens=body.get("max_completion_tokens") or body.get("max_tokens") or 0,
         messages=len(messages),
         turns=len(users),
@@ -146,7 +149,7 @@ def from_chat(body: Mapping[str, Any], context: Context, profile: TaskProfile | 
         stream=bool(body.get("stream")),
         temperature=1.0 if temperature is None else float(temperature),
         system_text=shortened(system[0] if len(system) == 1 else "\n".join(system)),
-        user_text=shortened(text_of(users[-1])) if users else "",
+        user_text=shortened(users[-1]) if users else "",
         model=body.get("model", "auto"),
         organisation=context.organisation,
         team=context.team,

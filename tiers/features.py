@@ -269,7 +269,9 @@ def _weight(text: str) -> float:
     letters = size - len(raw.translate(None, _LETTERS))
     digits = size - len(raw.translate(None, _DIGITS))
     spaces = size - len(raw.translate(None, _SPACES))
-    newlines = raw.count(b"\n") + raw.count(b"\r") - raw.count(b"\r\n")
+    newlines = raw.count(b"\n")
+    if b"\r" in raw:
+        newlines += raw.count(b"\r") - raw.count(b"\r\n")
     total = _PER_LETTER * letters + _PER_DIGIT * digits + _PER_NEWLINE * newlines + _PER_TAB * raw.count(b"\t")
     total += raw.count(_LONG_RUN)
     if size == len(text):
@@ -284,4 +286,9 @@ def _weight(text: str) -> float:
 
 def estimate_prompt_tokens(messages: Sequence[Message]) -> int:
     """Tokens of a conversation: all its text, and 4 per message for the template around it."""
-    return sum([4 + estimate_tokens(text_of(message)) for message in messages])
+    return estimate_turns([text_of(message) for message in messages])
+
+
+def estimate_turns(texts: Sequence[str]) -> int:
+    """The same for the texts of its turns."""
+    return 4 * len(texts) + estimate_tokens("".join(texts))

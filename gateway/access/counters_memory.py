@@ -93,7 +93,7 @@ class MemoryLimiter:
         expires = now + admission.ttl_s
         self._holds[admission.hold_id] = Hold(
             admission.hold_id,
-            admission.scopes,
+            taken,
             admission.tokens,
             admission.cost_nanousd,
             self._month,
@@ -117,7 +117,7 @@ class MemoryLimiter:
             # Settled holds leave their expiries behind: sweep before they outnumber the living.
             self._expiries = [(other.expires_s, other.hold_id) for other in self._holds.values()]
             heapq.heapify(self._expiries)
-        taken = self._with_counters(hold.scopes)
+        taken = hold.taken
         was_open, this_month = hold.state == "open", hold.month == self._month
         for scope, counters in taken:
             if scope.tokens_per_minute is not None:
@@ -133,7 +133,8 @@ class MemoryLimiter:
                     counters.held -= hold.cost_nanousd
         if this_month:
             for scope_id in hold.unlimited:
-                self._counters(scope_id).settled += cost_nanousd
+                counters = self._scopes.get(scope_id) or self._counters(scope_id)
+                counters.settled += cost_nanousd
         return standing(taken, now)
 
     async def touch(self, hold_id: str, ttl_s: float, tokens: int = 0, cost_nanousd: int = 0) -> bool:
@@ -143,7 +144,7 @@ class MemoryLimiter:
         if hold is None or hold.state != "open":
             return False
         more_tokens, more_cost = max(0, tokens - hold.tokens), max(0, cost_nanousd - hold.cost_nanousd)
-        taken = self._with_counters(hold.scopes)
+        taken = hold.taken
         for scope, counters in taken:
             if hold.month == counters.month:
                 check_raise(scope, counters, more_cost, self._month_left_s)
@@ -208,7 +209,7 @@ class MemoryLimiter:
                 del self._holds[hold_id]
 
     def _expire(self, hold: Hold, now: float) -> None:
-        for _, counters in self._with_counters(hold.scopes):
+        for _, counters in hold.taken:
             counters.parallel -= 1
             if hold.month == counters.month:
                 counters.held -= hold.cost_nanousd

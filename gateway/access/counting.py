@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -45,7 +46,7 @@ class Bucket(msgspec.Struct):
             self.at_s = now_s
 
     def excess(self, amount: int, now_s: float, limit: int) -> float:
-        """By how much `amount` would be too much now. More than a whole bucket waits for a full one and overdraws it."""
+        """How much too much `amount` would be now. More than a whole bucket waits for a full one and overdraws it."""
         self.drain(now_s, limit)
         return self.used + (amount if amount < limit else limit) - limit
 
@@ -141,7 +142,7 @@ def _budget(scope: Scope, budget: int, counters: Counters) -> str:
 
 def grant(hold_id: str, taken: Sequence[tuple[Scope, Counters]]) -> Grant:
     """What an admitted request is told, from drained counters that it is taken from already."""
-    return Grant(hold_id=hold_id, standing=standing(taken), budget_used=budget_used(taken))
+    return Grant(hold_id, partial(standing, taken), partial(budget_used, taken))
 
 
 def standing(scopes: Iterable[tuple[Scope, Counters]], now_s: float | None = None) -> Standing:

@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from gateway.access.counting import Counters
 from gateway.access.limits import Scope
 
 # Weight of the newest answer: about the last ten answers count.
@@ -24,10 +25,11 @@ _MAX_HISTORIES: Final = 50_000
 
 
 class Hold(msgspec.Struct):
-    """One admitted request. Amounts are what is set aside now; `month` is the budget month it was admitted in."""
+    """One admitted request. Amounts are what is set aside now; `month` is the budget month it was admitted in. `taken`
+    are the scopes that it counts against."""
 
     hold_id: str
-    scopes: tuple[Scope, ...]
+    taken: list[tuple[Scope, Counters]]
     tokens: int
     cost_nanousd: int
     month: int

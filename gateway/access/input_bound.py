@@ -55,7 +55,7 @@ def input_bound(payload: Mapping[str, Any]) -> int:
                     texts.append(text)
                 else:
                     total += _data(part)
-        if not _PLAIN.issuperset(message):
+        if not message.keys() <= _PLAIN:
             objects.append(_encode({name: value for name, value in message.items() if name not in _PLAIN}))
     if tools := payload.get("tools"):
         total += TOOLS
@@ -63,8 +63,8 @@ def input_bound(payload: Mapping[str, Any]) -> int:
     response_format = payload.get("response_format")
     if isinstance(response_format, Mapping) and "json_schema" in response_format:
         objects.append(_encode(response_format["json_schema"]))
-    objects.append("".join(texts).encode("utf-8", "surrogatepass"))
-    return total + text_bound(b"".join(objects))
+    text = "".join(texts).encode("utf-8", "surrogatepass")
+    return total + text_bound(b"".join([*objects, text]) if objects else text)
 
 
 def text_bound(text: bytes) -> int:

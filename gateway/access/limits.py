@@ -24,7 +24,7 @@ Semantics, which every implementation keeps:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal, Protocol
 
 import msgspec
@@ -109,15 +109,31 @@ class ScopeStanding(msgspec.Struct, frozen=True, kw_only=True):
     running: int
 
 
-class Grant(msgspec.Struct, frozen=True, kw_only=True):
-    """An admitted request, and where its scopes stand with it.
+class Grant:
+    """An admitted request. Where its scopes stand with it is said as of its admission or of the moment when somebody
+    asks, whichever the limiter knows: computed then, because a plain answer says how they stand once it is settled."""
 
-    `budget_used` maps each scope that has a budget to the used share of it, this hold included; it can exceed 1.
-    """
+    __slots__ = ("_budget_used", "_standing", "hold_id")
 
-    hold_id: str
-    standing: Standing = Standing()
-    budget_used: dict[str, float] = {}
+    def __init__(
+        self,
+        hold_id: str,
+        standing: Callable[[], Standing] = Standing,
+        budget_used: Callable[[], dict[str, float]] = dict,
+    ) -> None:
+        self.hold_id = hold_id
+        self._standing = standing
+        self._budget_used = budget_used
+
+    @property
+    def standing(self) -> Standing:
+        """Where its scopes stand with it."""
+        return self._standing()
+
+    @property
+    def budget_used(self) -> dict[str, float]:
+        """The used share of each scope that has a budget, this hold included; it can exceed 1."""
+        return self._budget_used()
 
 
 class Refused(Exception):

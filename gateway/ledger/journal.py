@@ -164,7 +164,7 @@ class Journal:
     def flush(self) -> None:
         """Write what waits for the next record."""
         if self._waiting:
-            self._write_frames(b"")
+            self._write(b"")
 
     def sync(self) -> None:
         """Wait until everything appended so far is on disk. Until that works again no new attempt is accepted.
@@ -312,20 +312,21 @@ class Journal:
             self.error = None
 
     def _write(self, payload: bytes) -> None:
-        self._write_frames(frames.pack(payload, self._salt))
-
-    def _write_frames(self, frame: bytes) -> None:
-        """Write what waits, and this behind it."""
-        waiting = b"".join([frames.pack(payload, self._salt) for payload in self._waiting])
-        frame = waiting + frame
+        """Write what waits, and behind it this, if it is anything."""
+        frame = frames.pack(payload, self._salt) if payload else b""
+        waiting = 0
+        if self._waiting:
+            before = b"".join([frames.pack(payload, self._salt) for payload in self._waiting])
+            waiting, frame = len(before), before + frame
         assert self._file is not None
         try:
             self._file.write(frame, self._offset)
         except OSError as error:
             self.error = f"cannot write the journal in {self.directory}: {error}"
             raise JournalFailed(self.error) from error
-        self._waiting.clear()
-        self._reserved -= len(waiting)
+        if waiting:
+            self._waiting.clear()
+            self._reserved -= waiting
         self._offset += len(frame)
         self._dirty = True
 

@@ -146,6 +146,8 @@ class Note(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def _storable(text: str, characters: int) -> str:
+    if len(text) <= characters and text.isascii() and "\x00" not in text:
+        return text
     return text[:characters].encode("utf-8", "replace").decode().replace("\x00", "")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from backends.attempt import Operation
-from gateway.access.policy_scopes import budget_scope
+from gateway.access.policy_scopes import terms_of
 from gateway.access.principal import Principal
 from gateway.dialects.errors import BadRequest, NotFound
 from gateway.life import Life
@@ -80,7 +80,8 @@ async def route(services: Services, life: Life) -> None:
     policy = policies.resolve(subject, life.request_id)
     if policies.shadows and kind == "chat" and not life.internal:
         life.shadow = policies.shadow(policy, subject, life.request_id)
-    used = await services.limiter.budget_used((*principal.scopes, budget_scope(policy, enforced=False)))
+    budgets = terms_of(principal, policy).budgets
+    used = await services.limiter.budget_used(budgets) if budgets else {}
     context = Context(
         organisation=subject.organisation,
         team=subject.team,

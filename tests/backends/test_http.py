@@ -277,6 +277,26 @@ async def test_what_is_not_http_is_an_error(client, serve, answer):
     assert not client.active
 
 
+async def test_a_head_without_an_end_is_an_error(client, serve):
+    stopped = asyncio.Event()
+
+    async def endless(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nx-large: ")
+        try:
+            while True:
+                writer.write(b"x" * 1000)
+                await writer.drain()
+        except ConnectionError:
+            stopped.set()
+
+    with pytest.raises(HttpFailure) as caught:
+        await send(client, await serve(endless), total_s=10)
+    assert caught.value.kind == "protocol"
+    async with asyncio.timeout(10):
+        await stopped.wait()
+
+
 async def test_broken_chunk_is_an_error_after_what_came(client, serve):
     origin = await serve(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\nzz\r\n")
     exchange = await send(client, origin)

@@ -145,4 +145,4 @@ def test_estimates_are_near_a_real_tokenizer(smollm2_path: Path) -> None:
 
 def test_other_scripts_cost_more_per_character() -> None:
     assert estimate_tokens("今天天气很好我们去公园散步吧") > estimate_tokens("today is nice")
-    assert estimate_prompt_tokens(user("hello") * 3) == 3 * (4 + estimate_tokens("hello"))
+    assert estimate_prompt_tokens(user("hello") * 3) == 3 * 4 + estimate_tokens("hello" * 3)
