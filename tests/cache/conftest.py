@@ -19,9 +19,8 @@ from cache.client import CacheClient
 from cache.embedding.embedder import Embedder
 from cache.entry import Entry
 from cache.key import CacheKey, build_key
-
-MakeKey = Callable[..., CacheKey]
-MakeEntry = Callable[..., Entry]
+from cache.store.answers import Store
+from tests.cache.storing import Clock, MakeEntry, MakeKey, MakeStore
 
 
 class Process:
@@ -132,3 +131,28 @@ def make_process(tmp_path: Path) -> Iterator[Callable[..., Process]]:
     for process in started:
         if process.popen is not None and process.popen.poll() is None:
             process.end(signal.SIGKILL)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def make_store(clock: Clock) -> Iterator[MakeStore]:
+    """Stores in memory, or in a folder; closed with the test."""
+    made: list[Store] = []
+
+    def make(folder: Path | None = None, *, max_entries: int = 100, max_bytes: int = 1 << 24, **options: Any) -> Store:
+        store = Store(folder, "f", max_entries=max_entries, max_bytes=max_bytes, clock=clock, **options)
+        made.append(store)
+        return store
+
+    yield make
+    for store in made:
+        store.close()
+
+
+@pytest.fixture(params=["in memory", "on disk"])
+def store(request: pytest.FixtureRequest, make_store: MakeStore, tmp_path: Path) -> Store:
+    return make_store(tmp_path if request.param == "on disk" else None)

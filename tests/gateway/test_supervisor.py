@@ -1,4 +1,4 @@
-"""The supervisor over real processes: order, restarts, drain, and no orphan however it ends."""
+"""The supervisor over real processes: order, restarts, drain, logs."""
 
 from __future__ import annotations
 
@@ -7,138 +7,20 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
-import textwrap
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 from gateway.child import ProcessSpec, socket_probe
-from gateway.lifeline import LIFELINE_FD
-from gateway.supervisor import Event, StartFailed, Supervisor, Timing
-
-QUICK = Timing(poll_s=0.01, ready_timeout_s=30, backoff_start_s=0.02, backoff_cap_s=0.1, stable_s=30)
-
-# A process that listens on a Unix socket, appends what happens to a journal, and ends as it is told.
-CHILD = textwrap.dedent(
-    """
-    import os, pathlib, signal, socket, subprocess, sys, time
-    name, folder, behaviour = sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[3]
-    def note(what):
-        with (folder / "journal").open("a") as file:
-            file.write(f"{name} {what} {os.getpid()}\\n")
-    def term(number, frame):
-        note("term")
-        if behaviour == "stubborn":
-            return
-        if behaviour == "drains":
-            while not (folder / "drained").exists():
-                time.sleep(0.005)
-        note("end")
-        sys.exit(0)
-    signal.signal(signal.SIGTERM, term)
-    signal.signal(signal.SIGINT, lambda *_: note("interrupted"))
-    note("start")
-    if behaviour == "never_ready":
-        print("no weights found")
-        sys.exit(3)
-    if behaviour == "with_grandchild":
-        code = "from gateway import lifeline; import time; assert lifeline.watch(); time.sleep(600)"
-        helper = subprocess.Popen([sys.executable, "-c", code], close_fds=False)
-        with (folder / "journal").open("a") as file:
-            file.write(f"grandchild start {helper.pid}\\n")
-    (folder / name).unlink(missing_ok=True)
-    server = socket.socket(socket.AF_UNIX)
-    server.bind(str(folder / name))
-    server.listen()
-    print("listening", flush=True)
-    if behaviour == "falls":
-        server.accept()
-        print("falling", end="")
-        sys.exit(1)
-    while True:
-        time.sleep(600)
-    """
-)
-
-
-class Stage:
-    """A folder with a journal, the specs over it, and the events that the supervisor reported."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.events: list[Event] = []
-        self._waiters: list[tuple[Callable[[Event], bool], asyncio.Future[Event]]] = []
-        (folder / "child.py").write_text(CHILD)
-
-    def spec(self, name: str, behaviour: str = "serves", **options: object) -> ProcessSpec:
-        argv = (sys.executable, str(self.folder / "child.py"), name, str(self.folder), behaviour)
-        return ProcessSpec(name, argv, socket_probe(self.folder / name), **options)  # type: ignore[arg-type]
-
-    def supervisor(self, *specs: ProcessSpec, timing: Timing = QUICK) -> Supervisor:
-        return Supervisor(
-            specs,
-            log_dir=self.folder / "log",
-            report=self._report,
-            state_file=self.folder / "state.json",
-            timing=timing,
-        )
-
-    def journal(self) -> list[str]:
-        path = self.folder / "journal"
-        return [line.rsplit(" ", 1)[0] for line in path.read_text().splitlines()] if path.exists() else []
-
-    def pids(self) -> set[int]:
-        return {int(line.rsplit(" ", 1)[1]) for line in (self.folder / "journal").read_text().splitlines()}
-
-    def seen(self, kind: str) -> list[str]:
-        return [event.process for event in self.events if event.kind == kind]
-
-    async def event(self, wanted: Callable[[Event], bool]) -> Event:
-        future: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
-        self._waiters.append((wanted, future))
-        return await asyncio.wait_for(future, 30)
-
-    async def up(self) -> Event:
-        return await self.event(lambda event: event.kind == "up")
-
-    def _report(self, event: Event) -> None:
-        self.events.append(event)
-        for wanted, future in self._waiters:
-            if not future.done() and wanted(event):
-                future.set_result(event)
+from gateway.supervisor import Event, StartFailed, Timing
+from tests.gateway.stage import Stage, alive, run_until_up, until
 
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path)
-
-
-def alive(pids: set[int]) -> set[int]:
-    return {pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE}
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what other processes do, which sends no event here."""
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.005)
-
-
-async def run_until_up(stage: Stage, supervisor: Supervisor) -> asyncio.Task[None]:
-    up = asyncio.create_task(stage.up())
-    await asyncio.sleep(0)
-    task = asyncio.create_task(supervisor.run())
-    done, _ = await asyncio.wait({up, task}, return_when=asyncio.FIRST_COMPLETED)
-    if task in done:
-        up.cancel()
-        task.result()
-    return task
 
 
 async def test_a_stage_starts_when_the_one_before_is_ready_and_stops_in_reverse(stage: Stage) -> None:
@@ -296,67 +178,6 @@ async def test_one_that_is_never_ready_ends_the_start(stage: Stage) -> None:
     supervisor = stage.supervisor(waiting, timing=Timing(poll_s=0.01, ready_timeout_s=0.2))
     with pytest.raises(StartFailed, match="slow was not ready"):
         await asyncio.wait_for(supervisor.run(), 20)
-
-
-# --- no orphans ---
-
-PARENT = textwrap.dedent(
-    """
-    import asyncio, pathlib, sys
-    sys.path.insert(0, {tests!r})
-    from test_supervisor import Stage
-    async def main():
-        stage = Stage(pathlib.Path({folder!r}))
-        one = stage.spec("one", "with_grandchild")
-        supervisor = stage.supervisor(one, stage.spec("two", "stubborn", stage=1))
-        asyncio.create_task(supervisor.run())
-        await stage.up()
-        print("up", flush=True)
-        await asyncio.sleep(600)
-    asyncio.run(main())
-    """
-)
-
-
-def test_no_orphan_survives_a_killed_supervisor(stage: Stage) -> None:
-    code = PARENT.format(tests=str(Path(__file__).parent), folder=str(stage.folder))
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        assert parent.stdout.readline() == "up\n"
-        pids = stage.pids()
-        assert len(pids) == 3, "two children and a grandchild"
-        assert alive(pids) == pids
-        parent.kill()
-        asyncio.run(until(lambda: not alive(pids)))
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux")
-def test_a_child_whose_parent_is_already_gone_does_not_start(tmp_path: Path) -> None:
-    marker = tmp_path / "ran"
-    wrong_parent = str(os.getppid())
-    subprocess.run([sys.executable, "-m", "gateway.lifeline", wrong_parent, "touch", str(marker)], check=True)
-    assert not marker.exists()
-    subprocess.run([sys.executable, "-m", "gateway.lifeline", str(os.getpid()), "touch", str(marker)], check=True)
-    assert marker.exists()
-
-
-@pytest.mark.parametrize("value", [None, "987", "0"])
-def test_without_the_supervisors_pipe_a_process_just_runs(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(LIFELINE_FD, raising=False)
-    if value is not None:
-        monkeypatch.setenv(LIFELINE_FD, value)
-    code = "import sys; from gateway import lifeline; sys.exit(lifeline.watch())"
-    assert subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, check=False).returncode == 0
-
-
-async def test_ctrl_c_in_the_terminal_reaches_only_the_supervisor(stage: Stage) -> None:
-    supervisor = stage.supervisor(stage.spec("serves"))
-    running = await run_until_up(stage, supervisor)
-    (pid,) = stage.pids()
-    assert os.getpgid(pid) != os.getpgid(0)
-    supervisor.request_stop()
-    await running
-    assert "serves interrupted" not in stage.journal()
 
 
 # --- logs, probes, lock ---
