@@ -32,6 +32,7 @@ from engine.server.app import create_app
 from engine.server.lanes import Lanes
 from engine.server.model import Model
 from engine.server.reply_form import REASONING_PARSERS, TOOL_PARSERS
+from engine.transfer import address as redis_address
 
 _DRAIN_SECONDS = 10
 
@@ -68,6 +69,21 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add("--kv-cache-bytes", type=_integer(1), help="memory for the KV cache (default: by the memory that is free)")
     add("--block-size", type=_integer(1), help="tokens per page of the KV cache (default: the runner's)")
     add("--no-prefix-cache", action="store_true", help="compute every prompt from its first token")
+    add("--kv-host-bytes", type=_integer(1), help="second pool, for pages that are evicted and were found often")
+    add("--kv-host-dir", type=Path, help="folder of that pool's file, on a fast disk (with a GPU, by default: memory)")
+    add("--kv-redis-url", help=f"share pages with other engines by this Redis (default: ${redis_address.VARIABLE})")
+    add(
+        "--kv-redis-bytes",
+        type=_integer(1),
+        default=defaults.kv_redis_bytes,
+        help="of this model's pages there; the least recently used go first (%(default)s)",
+    )
+    add(
+        "--kv-redis-ttl-seconds",
+        type=_integer(1),
+        default=defaults.kv_redis_ttl_seconds,
+        help="how long a page that nobody uses stays there (%(default)s)",
+    )
     add(
         "--speculative",
         choices=SPECULATIVE,
@@ -195,6 +211,16 @@ def _find_adapters(options: argparse.Namespace, model: Model) -> dict[str, str]:
     return folders
 
 
+def _check_tiers(options: argparse.Namespace) -> None:
+    """Where pages go beyond the KV cache. Raises ValueError for options that do not fit together."""
+    if options.kv_redis_url is not None:
+        os.environ[redis_address.VARIABLE] = options.kv_redis_url  # for the core
+    if options.kv_host_dir is not None and options.kv_host_bytes is None:
+        raise ValueError("'--kv-host-dir' needs '--kv-host-bytes': how large the file may become")
+    if (redis_address.redis_url() or options.kv_host_bytes) and options.no_prefix_cache:
+        raise ValueError("pages in Redis and on the host are the prefix cache's, which '--no-prefix-cache' forbids")
+
+
 class _DrainingServer(Server):
     """Once it is told to stop, ends the requests that are not done in time with an error event."""
 
@@ -251,6 +277,7 @@ def main(arguments: list[str]) -> int:
         name = options.served_name or _name_of(options.model)
         SchedulerConfig(options.max_num_seqs, options.max_num_batched_tokens, options.max_waiting)
         page_seed()  # the core reads it, too
+        _check_tiers(options)
         draft = _find_draft_model(options)
         said = GenerationDefaults(options.temperature, options.top_p)
         parsers = {"tool_parser": options.tool_parser, "reasoning_parser": options.reasoning_parser}
@@ -281,6 +308,10 @@ def main(arguments: list[str]) -> int:
         kv_cache_bytes=options.kv_cache_bytes,
         block_size=options.block_size,
         prefix_cache=not options.no_prefix_cache,
+        kv_host_bytes=options.kv_host_bytes,
+        kv_host_dir=None if options.kv_host_dir is None else str(options.kv_host_dir.resolve()),
+        kv_redis_bytes=options.kv_redis_bytes,
+        kv_redis_ttl_seconds=options.kv_redis_ttl_seconds,
         speculative=options.speculative,
         num_speculative_tokens=options.num_speculative_tokens,
         draft_model_path=None if draft is None else str(draft),

@@ -93,6 +93,7 @@ class Answer:
         self.num_prompt_tokens = len(generation.prompt_token_ids)
         self.cached_tokens = 0
         self.prompt_page: bytes | None = None
+        self.missed: str | None = None  # why the rest of the prompt was not in the prefix cache
         self.accepted_drafts = 0
         self.rejected_drafts = 0
         self.prompt_logprobs: list[TokenLogprob] = []
@@ -150,6 +151,7 @@ class Answer:
         if output.cached_tokens is not None:
             self.cached_tokens = output.cached_tokens
             self.prompt_page = output.prompt_page
+            self.missed = output.missed
         self.prompt_logprobs += output.prompt_logprobs or ()
         self.tokens_beside += output.tokens_beside
         self.accepted_drafts += output.accepted_drafts

@@ -41,6 +41,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_bytes: int | None = None
     block_size: int | None = None
     prefix_cache: bool = True
+    kv_host_bytes: int | None = None  # of a second pool for evicted pages; None: there is none
+    kv_host_dir: str | None = None  # where it lies; None: in memory
+    kv_redis_bytes: int = 4 << 30  # of pages of this model in the Redis that `transfer.address` knows
+    kv_redis_ttl_seconds: int = 3600  # since the last use of a page there
     speculative: Speculative = "off"
     num_speculative_tokens: int = NUM_DRAFTS
     draft_model_path: str | None = None  # with `speculative` "draft" or "eagle3", and only then

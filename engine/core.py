@@ -19,19 +19,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
-from engine.adapters.store import AdapterStore, LoadedAdapter, no_adapters
-from engine.block_pool import BlockPool, PoolCorrupt
+from engine.adapters.store import AdapterStore, no_adapters
+from engine.assembly import build_scheduler, build_tiers
+from engine.block_pool import PoolCorrupt
 from engine.config import EngineConfig
 from engine.grammar.anteroom import Anteroom
 from engine.grammar.compiling import Compiler, Grammars, Vocabulary
 from engine.kernels.jit_monitor import monitor as jit_monitor
 from engine.lifeline import die_with_parent
-from engine.limits import MicroBatching, NeverFits, QueueFull, SchedulerConfig
+from engine.limits import MicroBatching, NeverFits, QueueFull
 from engine.loader.errors import ModelFileError
 from engine.memory import EngineMemoryError
 from engine.messages import (
@@ -57,12 +57,11 @@ from engine.messages import (
     encode_frame,
     to_core_decoder,
 )
-from engine.models.pooling import PoolingSpec, choose_task
-from engine.page_seed import page_seed
-from engine.prefix_cache import PrefixCache
+from engine.models.pooling import choose_task
 from engine.scheduler import Scheduler
 from engine.spec.loading import demand_of, load_speculator, open_draft
-from engine.spec.speculator import MOST_DRAFTS, Speculator
+from engine.spec.speculator import MOST_DRAFTS
+from engine.transfer.tiers import Tiers
 from engine.types import FinishReason, Runner, TokenMasks
 
 log = logging.getLogger("engine.core")
@@ -85,13 +84,16 @@ class EngineCore:
         grammars: Grammars,
         batching: MicroBatching = MicroBatching(),
         adapters: AdapterStore[Any] | None = None,
+        tiers: Tiers | None = None,
     ) -> None:
-        """`batching`: of texts to be pooled. `adapters`: the runner and the scheduler know those loaded."""
+        """`batching`: of texts to be pooled. `adapters`: the runner and the scheduler know those loaded. `tiers`: where
+        pages are kept beyond the scheduler's cache."""
         self._batching = batching
         self._runner = runner
         self._scheduler = scheduler
         self._anteroom = Anteroom(grammars, scheduler.config.max_waiting)
         self._adapters: AdapterStore[Any] = adapters or no_adapters()
+        self._tiers = tiers
         self._connection = connection
         self._frames = FrameReader()
         self._stats_changed = False
@@ -108,8 +110,9 @@ class EngineCore:
             RuntimeError: steps keep failing.
             PoolCorrupt, SchedulerStalled, ValueError: a bug; nothing that this process still says could be trusted.
         """
-        while self._drain(0.0 if self._scheduler.has_work else None) and self._gather():
+        while self._drain(self._patience()) and self._gather():
             self._admit_compiled()
+            self._admit_loaded()
             self._tell_of_adapters()
             self._expire()
             if self._scheduler.has_work:
@@ -117,6 +120,11 @@ class EngineCore:
             elif self._stats_changed:
                 self._send(Step([], self.stats()))
             self._stats_changed = False
+
+    def close(self) -> None:
+        """Save what is still to be saved. Not after an error: then nothing is known of the pages."""
+        if self._tiers is not None:
+            self._tiers.close()
 
     def ready(self, digest: bytes, load_seconds: float) -> Ready:
         """What the HTTP process must know of a loaded model."""
@@ -145,7 +153,8 @@ class EngineCore:
 
     def _adapters_in_use(self) -> Iterable[int]:
         running = (request.adapter for request in self._scheduler.requests())
-        return chain(running, (request.adapter for request in self._anteroom.requests()))
+        waiting = chain(self._anteroom.requests(), () if self._tiers is None else self._tiers.requests())
+        return chain(running, (request.adapter for request in waiting))
 
     # --- input ---------------------------------------------------------------------------------------------------
 
@@ -163,14 +172,20 @@ class EngineCore:
                 return False
         return True
 
+    def _patience(self) -> float | None:
+        """For how many seconds there is nothing to do unless something arrives; None: for ever."""
+        if self._scheduler.has_work:
+            return 0.0
+        return None if self._tiers is None else self._tiers.seconds_left()
+
     def _drain(self, seconds: float | None) -> bool:
         """Handle everything that has arrived; False when the other side has closed.
 
         `seconds`: how long to wait for it where there is nothing yet; None: as long as it takes.
         """
         if seconds != 0:
-            sources = (self._connection, self._anteroom, self._adapters)
-            select.select([source.fileno() for source in sources], [], [], seconds)
+            sources = (self._connection, self._anteroom, self._adapters, self._tiers)
+            select.select([source.fileno() for source in sources if source is not None], [], [], seconds)
         while True:
             try:
                 data = self._connection.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)
@@ -193,6 +208,8 @@ class EngineCore:
             case Abort(request_ids, stopped):
                 self._stats_changed = True
                 self._anteroom.leave(request_ids)
+                if self._tiers is not None:
+                    self._tiers.leave(request_ids)
                 self._scheduler.abort(request_ids, stopped=stopped)
             case Recall(parties):
                 self._stats_changed = True
@@ -214,18 +231,32 @@ class EngineCore:
             return True
         return self._scheduler.give_back(party)
 
-    def _admit(self, requests: list[NewRequest], grammars: Mapping[int, TokenMasks] | None = None) -> None:
-        """Take requests in, or refuse them all. `grammars` None: those that have one wait until it is compiled."""
+    def _admit(
+        self, requests: list[NewRequest], grammars: Mapping[int, TokenMasks] | None = None, *, loaded: bool = False
+    ) -> None:
+        """Take requests in, or refuse them all. `grammars` None: those that have one wait until it is compiled.
+        `loaded`: what there is of their pages elsewhere is here."""
         self._stats_changed = True
         try:
             if grammars is None and any(r.grammar is not None for r in requests):
                 self._anteroom.enter(requests)
-            else:
+            elif loaded or not self._wait_for_pages(requests, grammars or {}):
                 self._scheduler.add(requests, grammars or {})
         except NeverFits as error:
             self._send(Rejected([r.request_id for r in requests], str(error)))
         except QueueFull as error:
             self._send(Rejected([r.request_id for r in requests], str(error), self._retry_after_seconds()))
+
+    def _wait_for_pages(self, requests: list[NewRequest], grammars: Mapping[int, TokenMasks]) -> bool:
+        """Whether there are pages of theirs to wait for. Raises as `Scheduler.check_fit`."""
+        if self._tiers is None:
+            return False
+        self._scheduler.check_fit(requests)
+        return self._tiers.enter(requests, [self._scheduler.request_of(r) for r in requests], grammars)
+
+    def _admit_loaded(self) -> None:
+        for party in self._tiers.ready() if self._tiers is not None else ():
+            self._admit(party.requests, party.grammars, loaded=True)
 
     def _admit_compiled(self) -> None:
         for party in self._anteroom.ready():
@@ -254,6 +285,8 @@ class EngineCore:
     def _step(self) -> None:
         start = time.monotonic()
         plan = self._scheduler.schedule()
+        if self._tiers is not None:
+            self._tiers.spill()
         planned = time.monotonic()
         try:
             results = self._runner.execute(plan)
@@ -263,8 +296,12 @@ class EngineCore:
             self._step_failures += 1
             self._failures_in_a_row += 1
         else:
-            self._scheduler.speculator.timed(plan.num_tokens, time.monotonic() - planned)
+            seconds = time.monotonic() - planned
+            self._scheduler.speculator.timed(plan.num_tokens, seconds)
             outputs = self._scheduler.update(plan, results)
+            if self._tiers is not None:
+                self._tiers.computed(plan.num_tokens, seconds)
+                self._tiers.share()
             self._scheduler.step_budget.timed(plan, results, time.monotonic() - start)
             self._failures_in_a_row = 0
         self._steps += 1
@@ -295,7 +332,7 @@ class EngineCore:
             pages_cached=cache.pool.num_cached,
             pages_used=cache.pool.num_used,
             running=scheduler.num_running,
-            waiting=scheduler.num_waiting + len(self._anteroom),
+            waiting=scheduler.num_waiting + len(self._anteroom) + (0 if self._tiers is None else len(self._tiers)),
             steps=self._steps,
             prefill_tokens=scheduler.stats.prefill_tokens,
             generated_tokens=scheduler.stats.generated_tokens,
@@ -310,6 +347,9 @@ class EngineCore:
             draft_runs=scheduler.speculator.stats.runs,
             drafted_tokens=scheduler.speculator.stats.drafted_tokens,
             accepted_draft_tokens=scheduler.speculator.stats.accepted_tokens,
+            prefix_missed_tokens=dict(cache.stats.missed_tokens),
+            kv_loads={} if self._tiers is None else dict(self._tiers.loads),
+            kv_tiers={} if self._tiers is None else self._tiers.counts(),
             step_token_budget=scheduler.step_budget.tokens,
         )
 
@@ -322,37 +362,6 @@ class EngineCore:
 Load = Callable[[EngineConfig, socket.socket], tuple[EngineCore, Ready]]
 
 
-def build_scheduler(
-    config: EngineConfig,
-    runner: Runner,
-    digest: bytes,
-    end_token_ids: frozenset[int],
-    speculator: Speculator | None = None,
-    pooling: PoolingSpec | None = None,
-    adapters: Mapping[int, LoadedAdapter] = MappingProxyType({}),
-) -> Scheduler:
-    """The scheduler that fits the runner's cache geometry and context length. `pooling`, `adapters`: see `Roster`."""
-    geometry = runner.geometry
-    cache = PrefixCache(
-        BlockPool(geometry.num_blocks),
-        geometry.block_size,
-        model_digest=digest,
-        kv_dtype=config.precision,
-        enabled=config.prefix_cache,
-        seed=page_seed(),
-    )
-    bounds = SchedulerConfig(
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_waiting=config.max_waiting,
-        max_model_len=runner.max_model_len,
-        target_tpot_seconds=None if config.target_tpot_ms is None else config.target_tpot_ms / 1000,
-    )
-    return Scheduler(
-        bounds, cache, eos_token_ids=end_token_ids, speculator=speculator, pooling=pooling, adapters=adapters
-    )
-
-
 def load_model(config: EngineConfig, connection: socket.socket) -> tuple[EngineCore, Ready]:
     """Load the weights and build the core around them."""
     from engine import threads
@@ -363,6 +372,7 @@ def load_model(config: EngineConfig, connection: socket.socket) -> tuple[EngineC
     from engine.loader import open_model
     from engine.runner import load_runner
     from engine.tokenizer import Tokenizer, end_ids
+    from engine.transfer.page_memory import TensorPages
 
     start = time.monotonic()
     model = open_model(config.model_path)
@@ -390,7 +400,9 @@ def load_model(config: EngineConfig, connection: socket.socket) -> tuple[EngineC
     grammars = Grammars(lambda: Compiler(Vocabulary.of(Tokenizer(model.info), model.spec.vocab_size)))
     scheduler = build_scheduler(config, runner, digest, end_token_ids, speculator, pooling, adapters.loaded)
     batching = MicroBatching(config.max_batch_size, config.max_wait_ms)
-    core = EngineCore(runner, scheduler, connection, grammars, batching, adapters)
+    pages, on_gpu = TensorPages(runner.attention.kv_cache), runner.attention.config.device.type == "cuda"
+    tiers = build_tiers(config, scheduler.cache, pages, digest, on_gpu=on_gpu)
+    core = EngineCore(runner, scheduler, connection, grammars, batching, adapters, tiers)
     return core, core.ready(digest, time.monotonic() - start)
 
 
@@ -410,6 +422,7 @@ def main(arguments: list[str], load: Load = load_model) -> int:
         gc.freeze()
         core.announce(ready)
         core.run()
+        core.close()
     except (BrokenPipeError, ConnectionResetError):
         return 0  # the HTTP process went away in mid-sentence
     except (ModelFileError, EngineMemoryError) as refusal:  # for whoever started it: a traceback would add nothing

@@ -79,6 +79,7 @@ class Output(msgspec.Struct, array_like=True):
     prompt_logprobs: list[TokenLogprob] | None = None
     tokens_beside: int = 0  # generated for this answer and not part of it: beams that led nowhere
     vector: bytes | None = None  # of a pooled text, float32, little-endian
+    missed: str | None = None  # why full pages of the prompt were not found; with `cached_tokens`
 
 
 class Stats(msgspec.Struct, array_like=True):
@@ -104,6 +105,9 @@ class Stats(msgspec.Struct, array_like=True):
     draft_runs: int = 0  # one request's drafts in one step
     drafted_tokens: int = 0
     accepted_draft_tokens: int = 0
+    prefix_missed_tokens: dict[str, int] = {}  # by `Absence`
+    kv_loads: dict[str, int] = {}  # by how they ended
+    kv_tiers: dict[str, dict[str, int]] = {}  # by the tier's name, see `Tiers.counts`
     step_token_budget: int = 0  # tokens of a step in which answers are being written, at most
 
     @property

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from engine.gpu import GpuMetrics
 from engine.messages import Stats
+from engine.prefix_metrics import PrefixMetrics
 
 TTFT_BUCKETS = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 TPOT_BUCKETS = (0.01, 0.05, 0.1, 0.2, 0.5)
@@ -90,6 +91,7 @@ class EngineMetrics:
         self._queried = counter("tierline_engine_prefix_cache_queried_tokens", "Prompt tokens looked up.")
         self._hits = counter("tierline_engine_prefix_cache_hit_tokens", "Prompt tokens found and not computed.")
         self._evicted = counter("tierline_engine_prefix_cache_evicted_pages", "Cached pages given to others.")
+        self._prefix = PrefixMetrics(self.registry, model)
         self._aborts = counter("tierline_engine_aborts", "Requests given up by their client.")
         self._step_failures = counter("tierline_engine_step_failures", "Steps that failed as a whole.")
         self._late_kernels = counter("tierline_engine_late_kernels", "GPU kernels compiled while requests waited.")
@@ -133,6 +135,7 @@ class EngineMetrics:
         ):
             if now != before:
                 metric.inc(now - before)
+        self._prefix.on_step(stats, last)
         self._tokens_window.add(stats.generated_tokens - last.generated_tokens, 0)
         queried = stats.prefix_queried_tokens - last.prefix_queried_tokens
         if queried:

@@ -41,7 +41,7 @@ class PrefixCacheStats:
     queried_tokens: int = 0
     hit_tokens: int = 0
     evicted_pages: int = 0
-    missed_tokens: Counter[Absence] = field(default_factory=Counter)  # prompt tokens that were computed
+    missed_tokens: Counter[str] = field(default_factory=Counter)  # prompt tokens computed, by `Absence`
 
 
 class PrefixCache:

@@ -284,6 +284,7 @@ class Scheduler(Roster):
         if not request.cached_tokens_reported:
             output.cached_tokens = request.num_cached_tokens
             output.prompt_page = self.cache.prompt_page(request)
+            output.missed = None if request.missed is None else str(request.missed)
             request.cached_tokens_reported = True
         if reason is not None:
             output.stop_token_id = tokens[-1] if reason is FinishReason.STOP and not completed else None

@@ -29,6 +29,7 @@ from engine.server.dialect import Choice, Dialect
 from engine.server.errors import ApiError, as_api_error
 
 _DONE = b"data: [DONE]\n\n"
+_MISSED_HEADER = b"x-tierline-prefix-missed"  # why full pages of the prompt were not in the prefix cache
 _encode = msgspec.json.Encoder().encode
 
 
@@ -176,6 +177,9 @@ class _Response:
         page = self._answers[0].prompt_page
         if page is not None and len(self._leaders()) == 1:  # of several prompts, nobody could tell which
             headers.append((PROMPT_PAGE_HEADER.encode(), page.hex().encode()))
+        missed = self._answers[0].missed
+        if missed is not None and len(self._leaders()) == 1:
+            headers.append((_MISSED_HEADER, missed.encode()))
         if self._job.stream:
             headers.append((b"cache-control", b"no-cache"))
             # For who counts a stream that ends before its usage comes.

@@ -41,6 +41,16 @@ class TierCounts:
     dropped: int = 0  # to be saved, but the store was too slow, or away
     failures: int = 0
 
+    def as_dict(self) -> dict[str, int]:
+        return {
+            "loaded": self.loaded,
+            "missing": self.missing,
+            "refused": self.refused,
+            "saved": self.saved,
+            "dropped": self.dropped,
+            "failures": self.failures,
+        }
+
 
 class Load:
     """Pages that are being fetched, in the order of their chain: a thread brings them, the engine's loop takes them."""
@@ -95,7 +105,7 @@ class Tier:
         self._clock = clock
         self._lock = threading.Lock()  # of everything below, and of the counts
         self._queue: SimpleQueue[tuple[PageName, bytes] | None] = SimpleQueue()
-        self._queued_bytes = 0
+        self.queued_bytes = 0  # waiting to be saved
         self._failures_in_a_row = 0
         self._paused_until = 0.0
         self._seconds_per_page: float | None = None
@@ -121,7 +131,7 @@ class Tier:
         """Which of these pages should be given to `save` now: indices. The others count as dropped or are there."""
         wanted = [i for i, name in enumerate(names) if not self.store.holds(name.digest)]
         with self._lock:
-            free = MOST_QUEUED_BYTES - self._queued_bytes if self.is_up else 0
+            free = MOST_QUEUED_BYTES - self.queued_bytes if self.is_up else 0
             taken = wanted[: max(0, free) // self._format.page_bytes]
             self.counts.dropped += len(wanted) - len(taken)
         return taken
@@ -129,7 +139,7 @@ class Tier:
     def save(self, name: PageName, content: bytes) -> None:
         """Keep a page, some time."""
         with self._lock:
-            self._queued_bytes += len(content)
+            self.queued_bytes += len(content)
         self._queue.put((name, content))
 
     def _write(self) -> None:
@@ -159,7 +169,7 @@ class Tier:
         except Exception:
             log.exception("saving pages failed")
         with self._lock:
-            self._queued_bytes -= sum(len(content) for _, content in items)
+            self.queued_bytes -= sum(len(content) for _, content in items)
             self.counts.saved += saved
             self.counts.dropped += len(items) - saved
 

@@ -95,6 +95,13 @@ class Tiers:
         deadlines = [wait.deadline for party in self._parties for wait in party.waits]
         return max(0.0, min(deadlines) - self._clock()) if deadlines else None
 
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Of each tier what became of pages, whether it is `up`, and the bytes that are `queued` for it."""
+        return {
+            tier.store.name: {**tier.counts.as_dict(), "up": int(tier.is_up), "queued": tier.queued_bytes}
+            for tier in self.tiers
+        }
+
     def requests(self) -> Iterable[NewRequest]:
         """Who waits."""
         return (request for party in self._parties for request in party.requests)

@@ -8,8 +8,9 @@ import socket
 import sys
 import time
 
+from engine.assembly import build_scheduler
 from engine.config import EngineConfig
-from engine.core import EngineCore, build_scheduler, main
+from engine.core import EngineCore, main
 from engine.messages import Ready
 from engine.types import StepPlan
 from tests.engine.fakes import EOS, FakeRunner, make_grammars

@@ -99,7 +99,7 @@ def page_format(cache: PrefixCache, memory: FakePages) -> PageFormat:
 def wait_saved(tier: Tier) -> None:
     """Until everything given to a tier is in its store, or dropped."""
     done = threading.Event()
-    while tier._queued_bytes:
+    while tier.queued_bytes:
         done.wait(0.001)
 
 

@@ -6,8 +6,9 @@ import time
 
 import pytest
 
+from engine.assembly import build_scheduler
 from engine.config import EngineConfig
-from engine.core import MAX_CONSECUTIVE_FAILURES, EngineCore, build_scheduler
+from engine.core import MAX_CONSECUTIVE_FAILURES, EngineCore
 from engine.messages import (
     MAX_FRAME_BYTES,
     Abort,
