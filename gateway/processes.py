@@ -91,6 +91,8 @@ def engine_spec(settings: Settings, name: str, model: Path, page_seed: str, draf
         "--speculative": engine.speculative,
         "--num-speculative-tokens": engine.num_speculative_tokens,
         "--draft-model": draft,
+        "--tool-parser": engine.tool_parser,
+        "--reasoning-parser": engine.reasoning_parser,
         "--temperature": engine.sampling.temperature,
         "--top-p": engine.sampling.top_p,
         "--data-dir": settings.storage.data_dir,

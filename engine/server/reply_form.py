@@ -16,7 +16,6 @@ from engine.server.asked import Asked
 from engine.server.reasoning import CLOSE, OPEN, Thinking
 from engine.server.reply import PlainText, ReplyParser
 from engine.server.structured import Format
-from engine.server.tools.calls import Calls
 from engine.server.tools.families import FAMILIES, Family
 from engine.server.tools.harmony import CHANNEL, CONSTRAIN, END, MARKERS, MESSAGE, START, Harmony
 from engine.server.tools.request import ToolUse
@@ -89,7 +88,7 @@ class ReplyForm:
             return Harmony()
         rest: ReplyParser = PlainText()
         if asked.tools is not None:
-            rest = Calls(self.family.form, [tool.name for tool in asked.tools.tools])
+            rest = self.family.parser(asked.tools.tools)
         return Thinking(rest, opened=in_thought) if self.thinks else rest
 
     def grammar(self, asked: Asked, *, in_thought: bool) -> Grammar | None:
@@ -116,7 +115,7 @@ class ReplyForm:
 
     def _calls(self, tools: ToolUse, mark: lark.Marker) -> tuple[str, list[str]]:
         if not self.is_harmony:
-            return self.family.calls(mark, several=tools.several), [self.family.rule(tools.tools)]
+            return self.family.calls(mark, several=tools.several), self.family.style.rules(tools.tools)
         calls = [
             f"{mark(CHANNEL)} {lark.literal(f'commentary to=functions.{tool.name} ')} {mark(CONSTRAIN)} "
             f'"json" {mark(MESSAGE)} {lark.schema(tool.parameters, lenient=not tool.strict)}'
@@ -131,11 +130,10 @@ class ReplyForm:
 
     def _text_with_calls(self, tools: ToolUse, mark: lark.Marker) -> list[str]:
         """A text in which calls may stand, each of them one of the tools'."""
-        rule = self.family.rule(tools.tools)
-        if not self.family.open:  # a call is the whole answer
-            return ["start: call | text", r"text: /[^{\s](?s:.*)/", rule]
-        body = self.family.body(mark, several=tools.several)
-        return [*lark.text_with_tags("start", {self.family.open: [body]}, mark, only_one=not tools.several), rule]
+        rules, body = self.family.style.rules(tools.tools), self.family.body(mark, several=tools.several)
+        if not self.family.open:  # a call, or a list of them, is the whole answer
+            return [f"start: {body} | text", rf"text: /[^\{self.family.form.bare}\s](?s:.*)/", *rules]
+        return [*lark.text_with_tags("start", {self.family.open: [body]}, mark, only_one=not tools.several), *rules]
 
     def _thought(self, mark: lark.Marker, *, in_thought: bool) -> tuple[str, list[str]]:
         """An expression for the thoughts before the answer, and the rules it needs."""

@@ -149,6 +149,11 @@ class SamplingDefaults(Strict):
     top_p: float = Field(1.0, ge=0, le=1)
 
 
+ToolParser = Literal[
+    "auto", "qwen3_coder", "pythonic", "mistral", "llama3", "phi4", "gemma", "hermes", "harmony"
+]  # the engine's, which the gateway does not import
+
+
 class EngineSettings(Strict):
     """One bundled engine process, started by `tierline up`."""
 
@@ -174,13 +179,20 @@ class EngineSettings(Strict):
     draft_model: str | None = Field(
         None, description="With `draft` a small model of the same vocabulary; with `eagle3` the folder of the head."
     )
+    tool_parser: ToolParser = Field("auto", description="Form of tool calls; auto: by the model's chat template.")
+    reasoning_parser: Literal["auto", "none", "think", "harmony"] = Field(
+        "auto", description="Form of thoughts, which are told apart from the answer; auto: by the chat template."
+    )
     sampling: SamplingDefaults = SamplingDefaults()
     autostart: bool = True
 
     @model_validator(mode="after")
-    def _a_draft_model_where_one_drafts(self) -> EngineSettings:
+    def _settings_that_belong_together(self) -> EngineSettings:
         if (self.draft_model is not None) != (self.speculative in ("draft", "eagle3")):
             raise ValueError("'speculative: draft' or 'eagle3' and 'draft_model' need each other")
+        parsers = (self.tool_parser, self.reasoning_parser)
+        if "auto" not in parsers and parsers.count("harmony") == 1:
+            raise ValueError("harmony is one form for 'tool_parser' and 'reasoning_parser': choose it for both")
         return self
 
 

@@ -17,10 +17,11 @@ from engine.server.asked import Asked
 from engine.server.reply import Reply
 from engine.server.reply_form import ReplyForm
 from engine.server.structured import Format
-from engine.server.tools.families import FAMILIES, Tool
+from engine.server.tools.families import FAMILIES
 from engine.server.tools.harmony import MARKERS
 from engine.server.tools.prompting import tell
 from engine.server.tools.request import ToolUse, read_tools
+from engine.server.tools.tool import Tool
 from engine.types import GrammarFailed
 
 CONTROL = ["<end>", "[TOOL_CALLS]", "<|python_tag|>", "<|tool_call|>", "<|/tool_call|>", *MARKERS]
@@ -41,6 +42,8 @@ FORMS = {
     "llama3": ChatTemplate("<|python_tag|>{{ tools }}"),
     "phi4": ChatTemplate("<|tool_call|>{{ tools }}"),
     "hermes": ChatTemplate("<tool_call></think>{{ tools }}"),
+    "qwen3_coder": ChatTemplate("<tool_call><function=name>{{ tools }}"),
+    "pythonic": ChatTemplate("[func_name1(params)]{{ tools }}"),
     "gemma": ChatTemplate("tool_code"),
     "harmony": ChatTemplate("<|channel|>{{ tools }}"),
 }
@@ -142,7 +145,7 @@ def test_free_answers_keep_to_the_schema_where_they_call(compiler, name) -> None
     asked = Asked(tools=use(required=False, strict=True))
     grammar = form.grammar(asked, in_thought=False)
     for city, fits in (("Oslo", True), ("Paris", False)):
-        call = f'{{"name": "get_weather", "{family.arguments}": {{"city": "{city}"}}}}'
+        call = family.style.write("get_weather", json.dumps({"city": city})).replace("'", '"')
         call = f"[{call}]" if family.listed else call
         said = "Let me see. " if family.open else ""
         text = said + family.before + call + family.after

@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 
 from engine.server.reasoning import Thinking
 from engine.server.reply import Call, PlainText, Reply, cut
-from engine.server.tools.calls import Calls
 from engine.server.tools.families import FAMILIES
 from engine.server.tools.harmony import Harmony
+from engine.server.tools.tool import Tool
 
-NAMES = ["get_weather", "add"]
+TOOLS = [
+    Tool("get_weather", {"properties": {"city": {"type": "string"}, "days": {"type": "array"}}}),
+    Tool("add", {"properties": {"a": {"type": "integer"}, "b": {}, "text": {"type": "string"}}}),
+]
 WEATHER = '{"city": "Zürich 🏔", "days": [1, {"x": "}]"}], "say": "\\"<tool_call>\\""}'
 
 
@@ -28,7 +31,7 @@ def read(parser, pieces, *, cut_off=False) -> Reply:
 
 
 def make(family, *, thinking=None):
-    calls = Harmony() if family == "harmony" else Calls(FAMILIES[family].form, NAMES)
+    calls = Harmony() if family == "harmony" else FAMILIES[family].parser(TOOLS)
     return calls if thinking is None else Thinking(calls, opened=thinking)
 
 
@@ -87,6 +90,51 @@ CASES = [
         [("add", '{"a": 1}'), ("add", "{}")],
     ),
     ("gemma", '```tool_code\n{"name": "add", "arguments": {"a": 1}}\n```', "", [("add", '{"a": 1}')]),
+    ("gemma", "```tool_code\nprint(add(a=1, text='it\\'s'))\n```", "", [("add", '{"a": 1, "text": "it\'s"}')]),
+    ("gemma", "```tool_code\n[default_api.add(a=-1.5), add()]\n```", "", [("add", '{"a": -1.5}'), ("add", "{}")]),
+    ("gemma", "```tool_code\nprint(1 + 1)\n```", "```tool_code\nprint(1 + 1)\n```", []),
+    (
+        "pythonic",
+        "[add(a=1), get_weather(city='Rome')]",
+        "",
+        [("add", '{"a": 1}'), ("get_weather", '{"city": "Rome"}')],
+    ),
+    ("pythonic", "add(a=1) is a call", "add(a=1) is a call", []),
+    ("pythonic", "[1, 2]", "[1, 2]", []),
+    ("pythonic", "[other(a=1)]", "[other(a=1)]", []),
+    ("pythonic", "[add(1)]", "[add(1)]", []),
+    (
+        "pythonic",
+        r"""[add(text="a\"b\n\x41\u00e9\q", b=[True, None, {'x': (1, "}),")}], a=0x10,)]""",
+        "",
+        [("add", r"""{"text": "a\"b\nAé\\q", "b": [true, null, {"x": [1, "}),"]}], "a": 16}""")],
+    ),
+    ("pythonic", '''[add(text="""say "hi"\n""", b='')]''', "", [("add", r"""{"text": "say \"hi\"\n", "b": ""}""")]),
+    ("pythonic", "[add(text='one ' 'two', b=true)]", "", [("add", '{"text": "one two", "b": true}')]),
+    ("pythonic", r"[add(text='\ud83d\ude00')]", "", [("add", r"""{"text": "\ud83d\ude00"}""")]),
+    (
+        "qwen3_coder",
+        "Well.\n<tool_call>\n<function=add>\n<parameter=a>\n3\n</parameter>\n<parameter=text>\n<b>\n</parameter\n\n"
+        "</parameter>\n</function>\n</tool_call>\n",
+        "Well.",
+        [("add", '{"a": 3, "text": "<b>\\n</parameter\\n"}')],
+    ),
+    (
+        "qwen3_coder",
+        '<tool_call><function=get_weather><parameter=city>Zürich "x"</parameter>'
+        "<parameter=days>[1, 'b', True]</parameter></function></tool_call>\n<tool_call>\n<function=add>\n</function>\n"
+        "</tool_call>",
+        "",
+        [("get_weather", '{"city": "Zürich \\"x\\"", "days": [1, "b", true]}'), ("add", "{}")],
+    ),
+    ("qwen3_coder", '<tool_call>{"name": "add", "arguments": {}}</tool_call>', "", [("add", "{}")]),
+    ("qwen3_coder", "<tool_call>\n<fun", "<tool_call>\n<fun", []),
+    (
+        "qwen3_coder",
+        "<tool_call><function=add><parameter=a>twelve</parameter></function></tool_call>",
+        "",
+        [("add", '{"a": "twelve"}')],
+    ),
     (
         "harmony",
         "<|channel|>analysis<|message|>Need it.<|end|><|start|>assistant<|channel|>commentary to=functions.add "
@@ -112,7 +160,8 @@ CASES = [
 @pytest.mark.parametrize(("family", "generated", "text", "calls"), CASES)
 def test_what_families_write_is_read_and_in_pieces_of_one_character_the_same(family, generated, text, calls) -> None:
     expected = [Call(*call) for call in calls]
-    for pieces in ([generated], list(generated), cuts(generated, range(0, 999, 7))):
+    halves = ([generated[:at], generated[at:]] for at in range(1, len(generated)))
+    for pieces in ([generated], list(generated), cuts(generated, range(0, 999, 7)), *halves):
         reply = read(make(family), pieces)
         assert (reply.text, reply.calls) == (text, expected)
 
@@ -136,6 +185,10 @@ def test_what_families_write_is_read_and_in_pieces_of_one_character_the_same(fam
         ("gemma", "```tool_code\n", "", []),
         ("gemma", "Code: ```", "Code: ```", []),
         ("harmony", "<|channel|>commentary to=functions.a", "", []),
+        ("qwen3_coder", "<tool_call>\n<function=ad", "", []),
+        ("qwen3_coder", "<tool_call>\n<function=add>\n<parameter=text>\nSo fa", "", [("add", '{"text": "So fa')]),
+        ("pythonic", "[add(", "", []),
+        ("pythonic", "[add(a=1, text='So fa", "", [("add", '{"a": 1, "text": "So fa')]),
     ],
 )
 def test_a_call_that_was_cut_off_leaks_no_marker(family, generated, text, calls) -> None:
@@ -159,6 +212,15 @@ FRAGMENTS = [
     '{"name": "add", "arguments": {"a": [1, "}"]}}',
     '{"parameters": {"b": null}, "name": "add"}',
     'add{"x": 1}',
+    "<function=add>",
+    "<parameter=text>\n",
+    "\n</parameter>",
+    "</function>",
+    "add(",
+    "text='",
+    "b=",
+    "')",
+    "\\",
     "[ARGS]",
     '{"name": ',
     '"',

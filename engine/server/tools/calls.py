@@ -4,6 +4,8 @@
     [TOOL_CALLS][{"name": …}, …]   [TOOL_CALLS]f{…}            Mistral, older and newer
     <|tool_call|>[{"name": …}]<|/tool_call|>                   Phi-4
     {"name": "f", "parameters": {…}}; …                        Llama 3, perhaps behind <|python_tag|>
+    <tool_call><function=f><parameter=a>…                      Qwen3-Coder
+    [f(a=1), g()]   ```tool_code f(a=1) ```                    as in Python: Llama 4 and others; Gemma
 
 What turns out to be no call is text, to the letter. White space at either end of a text with calls is dropped.
 Of a call that was cut off, what is known is given: its name and the arguments so far, or nothing before the name.
@@ -12,8 +14,9 @@ Of a call that was cut off, what is known is given: its name and the arguments s
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Protocol
 
 from engine.server.reply import Arguments, Called, Part, Said, Spans, cut
 from engine.server.tools.json_call import JsonCall, JsonValue, NotACall
@@ -23,22 +26,39 @@ _LONGEST_NAME = 256
 _NAME = re.compile(r"\s*([\w.:/-]{1,128})\s*(\[CALL_ID\]\w*)?\s*(\[ARGS\])?\s*")
 
 
+class CallReader(Protocol):
+    """State of one call that is being read, as `JsonCall`."""
+
+    name: str | None
+    is_done: bool
+
+    def take(self, character: str) -> str: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Form:
     """How a family marks its calls."""
 
     opens: tuple[str, ...]
     close: str | None = None
-    bare: bool = False  # an answer that begins with `{` is a call, too
+    bare: str = ""  # an answer that begins with this character is a call, too
     named: bool = False  # the name may stand before the arguments: `f{…}`
 
 
 class Calls:
     """`ReplyParser` for one form. `names` are those of the tools, which a bare call must have."""
 
-    def __init__(self, form: Form, names: Collection[str]) -> None:
+    def __init__(
+        self,
+        form: Form,
+        names: Collection[str],
+        reader: Callable[[], CallReader] = JsonCall,
+        begins: str = "{",
+    ) -> None:
+        """`reader`: what reads a call that begins with `begins`, "a" for any letter. JSON is read in any case."""
         self.spans: Spans = []
         self._form = form
+        self._reader, self._begins = reader, begins
         self._names = frozenset(names)
         self._markers = (*form.opens, form.close) if form.close else form.opens
         self._states = {
@@ -55,7 +75,7 @@ class Calls:
         self._said = False
         self._bare = False
         self._in_tag_called = False
-        self._call = JsonCall()
+        self._call: CallReader = JsonCall()
         self._value = JsonValue()
         self._count = 0
 
@@ -86,7 +106,7 @@ class Calls:
     # --- states: each takes what it can of `_held`; False: it takes more text to go on ----------------------------
 
     def _in_text(self, parts: list[Part]) -> bool:
-        if self._form.bare and not self._said and not self._count and self._held.lstrip()[:1] == "{":
+        if self._form.bare and not self._said and not self._count and self._held.lstrip()[:1] == self._form.bare:
             begins = self._held.lstrip()
             self._blank += self._held[: len(self._held) - len(begins)]
             self._held = begins
@@ -121,6 +141,8 @@ class Calls:
             self._held = self._held[1:]
         elif first == "{":
             self._call, self._state = JsonCall(), "object"
+        elif first == self._begins or (self._begins == "a" and (first.isalpha() or first == "_")):
+            self._call, self._state = self._reader(), "object"
         elif self._form.named:
             self._state = "name"
         else:

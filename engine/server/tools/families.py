@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from engine.grammar import lark
-from engine.server.tools.calls import Form
+from engine.server.tools.calls import Calls, Form
+from engine.server.tools.styles import JsonStyle, PythonStyle, Style, XmlStyle
+from engine.server.tools.tool import Tool
 
-
-@dataclass(frozen=True, slots=True)
-class Tool:
-    """A function that the model may call."""
-
-    name: str
-    parameters: Mapping[str, Any]
-    strict: bool = False
+_JSON = JsonStyle()
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +18,7 @@ class Family:
     """`template`: texts by which a template that writes calls in this form is known.
 
     A call, or the list of several where they are written as one (`listed`), stands between `open` and `lead` before it
-    and `tail` and the form's closing marker after it. `arguments`: how that member of a call is called.
+    and `tail` and the form's closing marker after it.
     """
 
     form: Form
@@ -35,7 +28,7 @@ class Family:
     tail: str = ""
     listed: bool = False
     several: bool = True
-    arguments: str = "arguments"
+    style: Style = _JSON
     short_ids: bool = False  # ids of calls have nine letters and digits, because the template wants them so
 
     @property
@@ -60,29 +53,42 @@ class Family:
         one = " ".join(filter(None, [mark(self.open) if self.open else "", self.body(mark, several=several)]))
         return f'{one} ("\\n" {one})*' if several and not self.listed else one
 
-    def rule(self, tools: Sequence[Tool]) -> str:
-        """The rule `call`."""
-        return "call: " + " | ".join(map(self._call, tools))
+    def parser(self, tools: Sequence[Tool]) -> Calls:
+        """For one answer."""
+        return Calls(self.form, [tool.name for tool in tools], lambda: self.style.reader(tools), self.style.begins)
 
-    def _call(self, tool: Tool) -> str:
-        name = json.dumps(tool.name, ensure_ascii=False)
-        head = lark.literal(f'{{"name": {name}, "{self.arguments}": ')
-        return f'{head} {lark.schema(tool.parameters, lenient=not tool.strict)} "}}"'
+    def write(self, name: str, arguments: str) -> str:
+        """A call of the history, with its markers. `arguments`: JSON."""
+        return self._marked(self.style.write(name, arguments))
+
+    @property
+    def example(self) -> str:
+        """What to tell a model of calls."""
+        return self._marked(self.style.example)
+
+    def _marked(self, call: str) -> str:
+        call = f"[{call}]" if self.listed and self.form.bare else call
+        return f"{self.before}{call}{self.after}"
 
 
 def _literal(text: str) -> str:
     return lark.literal(text) if text else ""
 
 
+# In the order in which they are looked for: markers of the first ones are not all that they have.
 FAMILIES: Mapping[str, Family] = {
+    "qwen3_coder": Family(
+        Form(("<tool_call>",), "</tool_call>"), ("<function=",), "<tool_call>", "\n", "\n", style=XmlStyle()
+    ),
+    "pythonic": Family(Form((), bare="["), ("[func_name1(",), listed=True, style=PythonStyle()),
     "mistral": Family(
         Form(("[TOOL_CALLS]",), named=True), ("[TOOL_CALLS]",), open="[TOOL_CALLS]", listed=True, short_ids=True
     ),
     "llama3": Family(
-        Form(("<|python_tag|>",), bare=True),
+        Form(("<|python_tag|>",), bare="{"),
         ("<|python_tag|>", "Environment: ipython"),
         several=False,
-        arguments="parameters",
+        style=JsonStyle("parameters"),
     ),
     "phi4": Family(
         Form(("<|tool_call|>", "functools"), "<|/tool_call|>"),
@@ -90,6 +96,13 @@ FAMILIES: Mapping[str, Family] = {
         open="<|tool_call|>",
         listed=True,
     ),
-    "gemma": Family(Form(("```tool_code", "```tool_call"), "```"), ("tool_code",), "```tool_code", "\n", "\n"),
+    "gemma": Family(
+        Form(("```tool_code", "```tool_call"), "```"),
+        ("tool_code",),
+        "```tool_code",
+        "\n",
+        "\n",
+        style=PythonStyle(),
+    ),
     "hermes": Family(Form(("<tool_call>",), "</tool_call>"), ("<tool_call>",), "<tool_call>", "\n", "\n"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from enum import Enum, auto
 
@@ -13,6 +14,29 @@ _OTHER_KEYS = frozenset(("id", "type", "index", "call_id", "tool_call_id"))
 
 class NotACall(ValueError):
     """The text is something else."""
+
+
+def value_as_json(text: str) -> str:
+    """A value as JSON that was written as JSON, which stands as it is, or in Python.
+
+    Raises:
+        NotACall: JSON has no word for it.
+    """
+    text = text.strip()
+    try:
+        json.loads(text, parse_constant=_refuse)
+        return text
+    except (ValueError, RecursionError):
+        pass
+    try:
+        value = ast.literal_eval(text)
+        return json.dumps(value, ensure_ascii="\\" in text, allow_nan=False)  # an escape may be half a character
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+        raise NotACall(f"{text[:40]!r} is no value that JSON has") from error
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of JSON's")
 
 
 class JsonValue:

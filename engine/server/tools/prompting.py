@@ -40,10 +40,9 @@ def tell(messages: Sequence[Json], definitions: Sequence[Json], family: Family) 
 
 def _offer(definitions: Sequence[Json], family: Family) -> str:
     tools = "\n".join(json.dumps(d.get("function", d), ensure_ascii=False) for d in definitions)
-    example = f'{family.before}{{"name": <name>, "{family.arguments}": <object>}}{family.after}'
     return (
         f"You can call these functions, given as JSON schemas:\n<tools>\n{tools}\n</tools>\n"
-        f"To call one, write its name and arguments as JSON in this form and nothing else:\n{example}"
+        f"To call one, write its name and arguments in this form and nothing else:\n{family.example}"
     )
 
 
@@ -52,8 +51,7 @@ def _call(call: Any, family: Family) -> str:
     arguments = function.get("arguments") or "{}"
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
-    name = json.dumps(function.get("name"), ensure_ascii=False)
-    return f'{family.before}{{"name": {name}, "{family.arguments}": {arguments}}}{family.after}'
+    return family.write(str(function.get("name") or ""), arguments)
 
 
 def _text(content: Any) -> str:

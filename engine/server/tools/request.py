@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from backends.protocol import ChatRequest, InvalidRequest, Json
 from engine.server.errors import unsupported
-from engine.server.tools.families import Tool
+from engine.server.tools.tool import Tool
 
 _NAME = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 _CHOICES = 'must be "none", "auto", "required" or {"type": "function", "function": {"name": …}}'

@@ -1,0 +1,53 @@
+"""What `tierline.yaml` says of a bundled engine reaches its command line under the engine's own names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from engine.config import SPECULATIVE
+from engine.limits import NUM_DRAFTS
+from engine.server.reply_form import REASONING_PARSERS, TOOL_PARSERS
+from gateway.processes import process_specs
+from gateway.settings import load
+from gateway.settings.serving import EngineSettings
+from tests.gateway.commands import configuration
+
+
+def choices(name: str) -> tuple[str, ...]:
+    return get_args(EngineSettings.model_fields[name].annotation)
+
+
+def test_choices_are_the_engines() -> None:
+    assert choices("tool_parser") == TOOL_PARSERS
+    assert choices("reasoning_parser") == REASONING_PARSERS
+    assert choices("speculative") == SPECULATIVE
+    assert EngineSettings(model="m").num_speculative_tokens == NUM_DRAFTS
+
+
+def test_parsers_and_heads_are_handed_on(tmp_path: Path) -> None:
+    engine = (
+        "{model: w.gguf, speculative: eagle3, draft_model: head, tool_parser: qwen3_coder, reasoning_parser: think}"
+    )
+    config = configuration(tmp_path, port=9100, engine=engine)
+    settings = load(config)
+    specs = process_specs(settings, config, {"e": tmp_path / "w.gguf"}, {"e": Path("h")})
+    line = " ".join(next(spec for spec in specs if spec.name == "engine-e").argv)
+    for part in ("--tool-parser qwen3_coder", "--reasoning-parser think", "--speculative eagle3", "--draft-model h"):
+        assert part in line
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"tool_parser": "harmony", "reasoning_parser": "think"}, "harmony is one form"),
+        ({"speculative": "eagle3"}, "need each other"),
+        ({"draft_model": "x"}, "need each other"),
+        ({"tool_parser": "llama2"}, "tool_parser"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(values: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EngineSettings(model="m", **values)
