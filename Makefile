@@ -73,7 +73,7 @@ bench-gateway: install ## what the gateway adds; with ARGS="--peers litellm,port
 bench-streams: install ## thousands of streams on one worker: memory, CPU, lost events; ARGS="--soak 30" for minutes of it
 	$(BIN)/python -m bench.streams $(ARGS)
 
-bench-engine: install ## tokens/s of the engine over HTTP, with transformers beside it
+bench-engine: install ## tokens/s of the engine over HTTP beside transformers; with ARGS="--peers llamacpp,vllm" other engines, too
 	$(BIN)/python -m bench.engine $(ARGS)
 
 bench-cache: install ## hit rate and false-hit rate of the semantic cache

@@ -99,7 +99,8 @@ def instrument(runner: ModelRunner, stopwatch: Stopwatch) -> None:
         )
         for layer in decoder.layers
     ]
-    decoder.output = _TimedLinear(decoder.output, stopwatch, "output")
+    if decoder.output is not None:
+        decoder.output = _TimedLinear(decoder.output, stopwatch, "output")
     small = ("rms_norm", "add_rms_norm", "rotary", "gated")
     decoder.ops = _Wrapped(decoder.ops, stopwatch, "small_ops", small)
     attention: Any = _Wrapped(runner.attention, stopwatch, "attention", ("begin", "forward"))
