@@ -55,9 +55,12 @@ class Meter:
         """Take account of an answer that came in one piece."""
         self.usage = answer.usage
         self.answer_id = answer.id
-        self._served_as(answer.service_tier)
+        if answer.service_tier is not None:
+            self._served_as(answer.service_tier)
         for choice in answer.choices:
-            self.bytes += _content_bytes(choice.message) + _size(choice.text or "")
+            self.bytes += _content_bytes(choice.message)
+            if choice.text:
+                self.bytes += _size(choice.text)
             if choice.finish_reason:
                 self.finish_reasons[choice.index] = choice.finish_reason
 

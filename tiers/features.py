@@ -110,12 +110,15 @@ def chars_of(message: Message) -> int:
 
 def has_images(messages: Sequence[Message]) -> bool:
     """Whether any message holds an image part (`image_url`, or `input_image` of the responses dialect)."""
-    listed = [message["content"] for message in messages if isinstance(message.get("content"), list)]
-    return any(
-        isinstance(part, Mapping) and part.get("type") in ("image_url", "input_image", "image")
-        for content in listed
-        for part in content
-    )
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list) and any(map(_is_image, content)):
+            return True
+    return False
+
+
+def _is_image(part: object) -> bool:
+    return isinstance(part, Mapping) and part.get("type") in ("image_url", "input_image", "image")
 
 
 def extract(

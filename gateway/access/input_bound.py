@@ -70,11 +70,11 @@ def input_bound(payload: Mapping[str, Any]) -> int:
 def text_bound(text: bytes) -> int:
     """Upper estimate of the tokens of a text in UTF-8. In slices, so that other threads have their turn."""
     size, spaces = len(text), text.count(b" ")
-    letters = digits = 0
+    letters = digits = size  # less what is none
     for start in range(0, size, _SLICE_BYTES):
-        part = text[start : start + _SLICE_BYTES]  # all of a short text is not copied
-        letters += len(part) - len(part.translate(None, _LETTERS))
-        digits += len(part) - len(part.translate(None, _DIGITS)) if spaces else 0
+        part = text[start : start + _SLICE_BYTES] if size > _SLICE_BYTES else text
+        letters -= len(part.translate(None, _LETTERS))
+        digits -= len(part.translate(None, _DIGITS)) if spaces else 0
     return math.ceil(size - (1 - _LETTER) * letters - (1 - _SPACE) * max(0, spaces - digits))
 
 

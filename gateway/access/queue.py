@@ -104,7 +104,7 @@ class AdmissionQueue:
             TimeoutError: the deadline passed.
         """
         refusal: LimitExceeded | None = None
-        if self._has_room() and not (waits and (owner in self._blocked or self._queue.waiting(owner))):
+        if self._has_room() and not (waits and (self._blocked or self._queue.size) and self._waits_behind(owner)):
             self._turns += 1
             try:
                 return await self._take_turn(admission, owner)
@@ -119,6 +119,10 @@ class AdmissionQueue:
             return await self._wait(admission, owner, refusal, began, deadline)
         finally:
             self._waited(self._clock() - began)
+
+    def _waits_behind(self, owner: str) -> bool:
+        """Whether others of this owner wait, or its turn would be in vain."""
+        return owner in self._blocked or self._queue.waiting(owner) > 0
 
     async def settle(self, hold_id: str, tokens: int, cost_nanousd: int) -> Standing | None:
         """As `Limiter.settle`; then it is the next one's turn."""

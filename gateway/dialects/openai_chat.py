@@ -60,7 +60,7 @@ class OpenAIChat:
             messages=payload["messages"],
             stream=bool(request.stream),
             choices=choices,
-            generated=max(choices, beams(payload)),
+            generated=max(choices, beams(payload)) if "beam_width" in payload else choices,
             output_limit=_output_limit(request),
             needs=_needs(request),
             wants_usage=bool(request.stream_options and request.stream_options.include_usage),

@@ -50,12 +50,10 @@ class ModelPrice(msgspec.Struct, frozen=True, kw_only=True):
     request_nanousd: int = 0
 
     def rates(self, input_tokens: int) -> Rates:
-        bands = self.bands
-        chosen = bands[0]
-        if len(bands) > 1:
-            for band in bands[1:]:
-                if input_tokens > band.above_input_tokens:
-                    chosen = band
+        chosen = self.bands[0]
+        for band in self.bands[1:]:
+            if input_tokens > band.above_input_tokens:
+                chosen = band
         return chosen
 
 
