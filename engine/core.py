@@ -364,9 +364,10 @@ Load = Callable[[EngineConfig, socket.socket], tuple[EngineCore, Ready]]
 
 def load_model(config: EngineConfig, connection: socket.socket) -> tuple[EngineCore, Ready]:
     """Load the weights and build the core around them."""
-    from engine import threads
+    from engine import kernel_caches, threads
 
     num_threads = threads.configure(config.threads)  # before anything imports torch
+    kernel_caches.bound()
     from engine.adapters.opening import open_adapters
     from engine.adapters.targets import adapter_values
     from engine.loader import open_model

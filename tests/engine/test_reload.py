@@ -1,12 +1,14 @@
 """Other weights while the engine serves: what runs ends on the old ones, what waits runs on the new ones."""
 
 import asyncio
+import os
+import signal
 
 import pytest
 
 from engine.answer import AnswerAborted, EngineBusy, EngineDown
 from engine.exchange import ReloadFailed
-from tests.engine.fake_core import CRASH, SLOW
+from tests.engine.fake_core import SLOW
 from tests.engine.fakes import expected_tokens
 from tests.engine.models import write_model
 from tests.engine.serving import Server
@@ -87,12 +89,14 @@ async def test_one_exchange_at_a_time_and_a_bounded_number_that_waits_for_it():
 
 async def test_a_core_that_is_lost_meanwhile_costs_its_own_answers_only():
     async with running(**ONE_ROW) as client:
-        await client.wait_ready()
-        [doomed] = client.generate([generation([CRASH])])
+        ready = await client.wait_ready()
+        [doomed] = client.generate([generation([SLOW, 1], 900)])
+        await anext(doomed)
         reload = asyncio.create_task(client.reload("newer"))
         await asyncio.sleep(0)
         [late] = client.generate([generation([7])])
-        with pytest.raises(EngineDown, match="exit code 3"):
+        os.kill(ready.pid, signal.SIGKILL)
+        with pytest.raises(EngineDown, match="exit code -9"):
             await whole(doomed)
         assert (await whole(late))[0] == text_of(expected_tokens([7], 6))
         assert (await reload).model_digest == digest("newer")
