@@ -58,7 +58,7 @@ def process_specs(
     # One for all engines, so that the pages of those that serve the same model can be compared.
     page_seed = secrets.token_hex(32)
     specs = [
-        engine_spec(settings, name, model_paths[name], page_seed, draft_paths.get(name))
+        engine_spec(settings, name, model_paths[name], page_seed, draft_paths.get(name), base=config.parent)
         for name in autostarted(settings)
     ]
     if settings.cache.enabled:
@@ -71,8 +71,12 @@ def autostarted(settings: Settings) -> list[str]:
     return [name for name, engine in settings.engines.items() if engine.autostart]
 
 
-def engine_spec(settings: Settings, name: str, model: Path, page_seed: str, draft: Path | None = None) -> ProcessSpec:
+def engine_spec(
+    settings: Settings, name: str, model: Path, page_seed: str, draft: Path | None = None, *, base: Path
+) -> ProcessSpec:
+    """`base`: where relative paths of the file begin."""
     engine = settings.engines[name]
+    adapters = [("--lora", f"{name}={base / folder}") for name, folder in engine.lora.items()]
     threads = engine.threads or default_threads(available_cores())
     options: dict[str, object] = {
         "--model": model,
@@ -93,6 +97,9 @@ def engine_spec(settings: Settings, name: str, model: Path, page_seed: str, draf
         "--draft-model": draft,
         "--tool-parser": engine.tool_parser,
         "--reasoning-parser": engine.reasoning_parser,
+        "--lora-dir": None if engine.lora_dir is None else base / engine.lora_dir,
+        "--max-loras": engine.max_loras,
+        "--max-lora-rank": engine.max_lora_rank,
         "--temperature": engine.sampling.temperature,
         "--top-p": engine.sampling.top_p,
         "--data-dir": settings.storage.data_dir,
@@ -100,7 +107,7 @@ def engine_spec(settings: Settings, name: str, model: Path, page_seed: str, draf
     return ProcessSpec(
         name=f"engine-{name}",
         # What counts where a request says nothing stands in tierline.yaml, and the answer cache goes by that.
-        argv=(*_module("engine", options), "--no-recommended-sampling"),
+        argv=(*_module("engine", options), *(part for pair in adapters for part in pair), "--no-recommended-sampling"),
         ready=http_probe(_reachable(engine.host), engine.port, "/health"),
         env=_unless_set({**_PASSIVE_THREADS, "OMP_NUM_THREADS": str(threads), "TIERLINE_PAGE_SEED": page_seed}),
         stop_timeout_s=_DRAIN_S + _KILL_AFTER_DRAIN_S,
@@ -209,20 +216,22 @@ def check_sockets(settings: Settings) -> None:
 
 
 def served_name(settings: Settings, engine: str) -> str:
-    """The model name under which the gateway will ask this engine.
+    """The model name under which the gateway will ask this engine, its adapters' names apart.
 
     Raises:
         CannotStart: two models ask for it under different names.
     """
+    adapters = settings.engines[engine].lora
     names = {
         model.upstream_model or name
         for name, model in settings.models.items()
-        if engine in settings.backends[model.backend].engines
+        if engine in settings.backends[model.backend].engines and (model.upstream_model or name) not in adapters
     }
     if len(names) > 1:
         listed = ", ".join(sorted(names))
         raise CannotStart(
-            f"engine '{engine}' would serve under several names ({listed}): give them one upstream_model."
+            f"engine '{engine}' would serve under several names ({listed}): give them one upstream_model, "
+            f"or name its adapters under engines.{engine}.lora."
         )
     return names.pop() if names else engine
 

@@ -179,6 +179,10 @@ class EngineSettings(Strict):
     draft_model: str | None = Field(
         None, description="With `draft` a small model of the same vocabulary; with `eagle3` the folder of the head."
     )
+    lora: dict[ModelName, str] = Field({}, description="Folders of PEFT adapters by the names they are served under.")
+    lora_dir: str | None = Field(None, description="Below it lie adapters that may be loaded while the engine runs.")
+    max_loras: int = Field(4, ge=1, description="Adapters at a time; memory is kept for so many.")
+    max_lora_rank: int = Field(16, ge=1, description="The largest rank of an adapter.")
     tool_parser: ToolParser = Field("auto", description="Form of tool calls; auto: by the model's chat template.")
     reasoning_parser: Literal["auto", "none", "think", "harmony"] = Field(
         "auto", description="Form of thoughts, which are told apart from the answer; auto: by the chat template."
@@ -193,6 +197,12 @@ class EngineSettings(Strict):
         parsers = (self.tool_parser, self.reasoning_parser)
         if "auto" not in parsers and parsers.count("harmony") == 1:
             raise ValueError("harmony is one form for 'tool_parser' and 'reasoning_parser': choose it for both")
+        return self
+
+    @model_validator(mode="after")
+    def _room_for_its_adapters(self) -> EngineSettings:
+        if len(self.lora) > self.max_loras:
+            raise ValueError(f"'lora' names {len(self.lora)} adapters, 'max_loras' allows {self.max_loras}")
         return self
 
 

@@ -114,7 +114,8 @@ def test_prepare_only_makes_the_first_key_once_and_private(tmp_path: Path, free_
 
 def test_the_command_lines_say_what_the_file_says(tmp_path: Path) -> None:
     engine = "{model: w.gguf, port: 9101, threads: 3, kv_cache_bytes: 1048576, precision: float32, "
-    engine += "speculative: draft, draft_model: s, task: embed, max_batch_size: 4, max_wait_ms: 7}"
+    engine += "speculative: draft, draft_model: s, task: embed, max_batch_size: 4, max_wait_ms: 7, "
+    engine += "lora: {tuned: loras/a, other: /b}, lora_dir: loras, max_loras: 3, max_lora_rank: 8}"
     config = configuration(tmp_path, port=9100, engine=engine, extra="cache: {threads: 2, max_wait_ms: 1.5}\n")
     settings = load(config)
     specs = {spec.name: spec for spec in process_specs(settings, config, {"e": tmp_path / "w.gguf"}, {"e": Path("d")})}
@@ -122,6 +123,8 @@ def test_the_command_lines_say_what_the_file_says(tmp_path: Path) -> None:
     for part in ("-m engine", "--served-name m", "--port 9101", "--threads 3", "--kv-cache-bytes 1048576",
                  "--precision float32", "--speculative draft", "--num-speculative-tokens 4", "--draft-model d",
                  "--task embed", "--max-batch-size 4", "--max-wait-ms 7.0",
+                 f"--lora tuned={tmp_path}/loras/a", "--lora other=/b", f"--lora-dir {tmp_path}/loras",
+                 "--max-loras 3", "--max-lora-rank 8",
                  f"--model {tmp_path}/w.gguf", f"--data-dir {tmp_path}/data"):  # fmt: skip
         assert part in line
     assert "--max-model-len" not in line, "what the file does not set, the engine decides"
@@ -147,6 +150,8 @@ def test_an_engine_has_one_name(tmp_path: Path) -> None:
     with pytest.raises(CannotStart, match=r"several names \(m, n\)"):
         served_name(load(config), "e")
     config.write_text(text.replace("n: {tier: large,", "n: {tier: large, upstream_model: m,"))
+    assert served_name(load(config), "e") == "m"
+    config.write_text(text.replace("{model: w.gguf}", "{model: w.gguf, lora: {n: loras/n}}"))
     assert served_name(load(config), "e") == "m"
 
 
