@@ -187,7 +187,7 @@ def start_stack(folder: Path, weights: Path, *, settings: Mapping[str, Any] | No
     document["cache"]["lookup_timeout_ms"] = 30_000.0  # what is tested is the answer, however busy the machine
     document |= settings or {}
     if not document["cache"].get("enabled", True):  # its embedder goes with it
-        document["models"] = {name: m for name, m in document["models"].items() if m.get("kind") != "embedding"}
+        document["models"] = {name: m for name, m in document["models"].items() if m["backend"] != "embedder"}
         del document["backends"]["embedder"]
     config = folder / "tierline.yaml"
     config.write_text(yaml.safe_dump(document, sort_keys=False))
