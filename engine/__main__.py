@@ -197,6 +197,8 @@ def _find_draft_model(options: argparse.Namespace) -> Path | None:
 
 def _find_adapters(options: argparse.Namespace, model: Model) -> dict[str, str]:
     """The folders of `--lora` by name. Raises ValueError and ModelFileError for what cannot be served."""
+    if model.pooling is not None and (options.lora or options.lora_dir is not None):
+        raise ValueError("adapters are for models that generate text, and this one does not")
     folders: dict[str, str] = {}
     for given in options.lora:
         name, equals, path = given.partition("=")
