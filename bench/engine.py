@@ -232,7 +232,9 @@ async def measure_server(
     rows: list[Row] = []
     numbers = random.Random(1)
     timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+    # A connection for each answer: some servers close theirs when they have been idle for a moment.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
         startup = await server.wait_ready(session)
         rows.append(Row.of("startup", system, "from the command to ready", "s", [startup]))
         budget = Budget(seconds)
