@@ -165,6 +165,10 @@ class EngineSettings(Strict):
     max_num_seqs: int = Field(64, ge=1)
     max_num_batched_tokens: int = Field(512, ge=16)
     kv_cache_bytes: int | None = Field(None, ge=1 << 20)
+    kv_host_bytes: int | None = Field(None, ge=1 << 20, description="Of a second pool, for pages that are evicted.")
+    kv_host_dir: str | None = Field(None, description="Folder of that pool's file; by default memory, with a GPU.")
+    kv_redis_bytes: int = Field(4 << 30, ge=1 << 20, description="Of pages where TIERLINE_KV_REDIS_URL is set.")
+    kv_redis_ttl_seconds: int = Field(3600, ge=1, description="How long a page that nobody uses stays there.")
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     task: Literal["auto", "generate", "embed", "score"] = Field(
         "auto", description="What to do with texts; auto: what the model is made for. One engine has one task."

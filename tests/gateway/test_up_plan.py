@@ -114,6 +114,7 @@ def test_prepare_only_makes_the_first_key_once_and_private(tmp_path: Path, free_
 
 def test_the_command_lines_say_what_the_file_says(tmp_path: Path) -> None:
     engine = "{model: w.gguf, port: 9101, threads: 3, kv_cache_bytes: 1048576, precision: float32, "
+    engine += "kv_host_bytes: 2097152, kv_host_dir: /fast, kv_redis_bytes: 3145728, "
     engine += "speculative: draft, draft_model: s, task: embed, max_batch_size: 4, max_wait_ms: 7, "
     engine += "lora: {tuned: loras/a, other: /b}, lora_dir: loras, max_loras: 3, max_lora_rank: 8}"
     config = configuration(tmp_path, port=9100, engine=engine, extra="cache: {threads: 2, max_wait_ms: 1.5}\n")
@@ -121,6 +122,8 @@ def test_the_command_lines_say_what_the_file_says(tmp_path: Path) -> None:
     specs = {spec.name: spec for spec in process_specs(settings, config, {"e": tmp_path / "w.gguf"}, {"e": Path("d")})}
     line = " ".join(specs["engine-e"].argv)
     for part in ("-m engine", "--served-name m", "--port 9101", "--threads 3", "--kv-cache-bytes 1048576",
+                 "--kv-host-bytes 2097152", "--kv-host-dir /fast", "--kv-redis-bytes 3145728",
+                 "--kv-redis-ttl-seconds 3600",
                  "--precision float32", "--speculative draft", "--num-speculative-tokens 4", "--draft-model d",
                  "--task embed", "--max-batch-size 4", "--max-wait-ms 7.0",
                  f"--lora tuned={tmp_path}/loras/a", "--lora other=/b", f"--lora-dir {tmp_path}/loras",
