@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -42,6 +41,7 @@ from engine.pooler import Pooler
 from engine.precision import choose_policy, free_bytes
 from engine.sampler import Sampler
 from engine.sampling.prompt import PromptScores
+from engine.spec.state_reader import StateReader
 from engine.spec.verify import collapse, expand
 from engine.tokenizer import end_ids
 from engine.types import CacheGeometry, RowResult, SamplingParams, StepPlan, StepRow
@@ -49,23 +49,6 @@ from engine.types import CacheGeometry, RowResult, SamplingParams, StepPlan, Ste
 logger = logging.getLogger(__name__)
 
 DEFAULT_BLOCK_SIZE = 16
-
-
-class StateReader(Protocol):
-    """Who wants to see what enters some of the layers, and has pages under the numbers of the model's."""
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """The layers, ascending."""
-        ...
-
-    def follow(self, rows: Sequence[StepRow], states: torch.Tensor, results: Sequence[RowResult]) -> None:
-        """A step has run. states: float32 `[tokens, taps * hidden]`, the rows' tokens laid end to end. Never raises."""
-        ...
-
-    def copy_pages(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        """The model's pages are copied, before a step; all sources are read before any page is written."""
-        ...
 
 
 class ModelRunner:
