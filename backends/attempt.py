@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from backends.connection import FailureKind, HttpFailure
-from backends.errors import recognised
+from backends.errors import DEADLINE_EXCEEDED, recognised
 from backends.placement.asked import Placement
 from backends.protocol import ChatChunk, ChatCompletion, OutputLimitField, Usage
 
@@ -246,7 +246,8 @@ class AttemptFailed(Exception):
         status = next((code for code in codes if isinstance(code, int) and 400 <= code <= 599), None)
         body = msgspec.json.encode({"error": error})
         what = f"the answer was an error: {describe_error(error)}"
-        return cls(kind_of(status), what, status=status, body=body, said=recognised(error))
+        kind = "deadline" if error.get("code") == DEADLINE_EXCEEDED else kind_of(status)
+        return cls(kind, what, status=status, body=body, said=recognised(error))
 
     @classmethod
     def by(cls, failure: HttpFailure) -> AttemptFailed:

@@ -28,6 +28,7 @@ from backends.attempt import (
 )
 from backends.connection import Exchange, FailureKind, HttpFailure
 from backends.dialect import Dialect, MalformedAnswer
+from backends.errors import DEADLINE_EXCEEDED
 from backends.http import retry_after_s
 from backends.pool import Pool
 from backends.protocol import PROMPT_PAGE_HEADER
@@ -242,6 +243,8 @@ async def _raise_error(dialect: Dialect, exchange: Exchange, attempt: Attempt) -
     error = dialect.error(body)
     what = f"status {status}: {describe_error(error)}" if error else f"status {status}"
     retry_after = retry_after_s(exchange.headers)
+    if status == 504 and error is not None and error.get("code") == DEADLINE_EXCEEDED:
+        raise AttemptFailed("deadline", what)  # the time was short; nothing is wrong with the server
     # A server that says when it will serve again, such as an engine that is being started anew, is not broken.
     kind = "overloaded" if status == 503 and retry_after is not None else kind_of(status)
     raise AttemptFailed(kind, what, retry_after=retry_after)

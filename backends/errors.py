@@ -12,6 +12,7 @@ from typing import Any
 
 CONTEXT_LENGTH = "context_length_exceeded"
 CONTENT_POLICY = "content_policy_violation"
+DEADLINE_EXCEEDED = "deadline_exceeded"  # of a bundled engine that was told the request's deadline
 
 # What servers say: few of them have a code for it. Type, code and message are searched as one text.
 _WORDS = (

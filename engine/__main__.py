@@ -66,6 +66,11 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         default=defaults.max_waiting,
         help="requests that may wait before the next one is told to come back later, status 429 (%(default)s)",
     )
+    add(
+        "--target-tpot-ms",
+        type=_number(0.1, 60_000),
+        help="keep steps so short that an answer gets its next token within this time (default: as fast as all go)",
+    )
     add("--kv-cache-bytes", type=_integer(1), help="memory for the KV cache (default: by the memory that is free)")
     add("--block-size", type=_integer(1), help="tokens per page of the KV cache (default: the runner's)")
     add("--no-prefix-cache", action="store_true", help="compute every prompt from its first token")
@@ -314,6 +319,7 @@ def main(arguments: list[str]) -> int:
         kv_host_dir=None if options.kv_host_dir is None else str(options.kv_host_dir.resolve()),
         kv_redis_bytes=options.kv_redis_bytes,
         kv_redis_ttl_seconds=options.kv_redis_ttl_seconds,
+        target_tpot_ms=options.target_tpot_ms,
         speculative=options.speculative,
         num_speculative_tokens=options.num_speculative_tokens,
         draft_model_path=None if draft is None else str(draft),

@@ -38,13 +38,14 @@ async def dispatch(
     placement = None
     if services.placing.chooses(candidates):
         placement = await services.measuring.run(life, services.placing.of, life, candidates)
+    deadline = life.deadline if deadline is None else deadline
     call = Call(
         payload=asked.payload,
         operation=asked.operation,
         stream=life.stream,
         request_id=life.request_id,
-        deadline=life.deadline if deadline is None else deadline,
-        extra=lambda candidate: services.extra_fields(candidate, life),
+        deadline=deadline,
+        extra=lambda candidate: services.extra_fields(candidate, life, deadline),
         native=asked.native,
         headers=native_headers(life) if asked.native is not None else {},
         owner=life.principal.key_id if life.principal else "",

@@ -96,6 +96,7 @@ def engine_spec(
         "--task": engine.task,
         "--max-batch-size": engine.max_batch_size,
         "--max-wait-ms": engine.max_wait_ms,
+        "--target-tpot-ms": engine.target_tpot_ms,
         "--speculative": engine.speculative,
         "--num-speculative-tokens": engine.num_speculative_tokens,
         "--draft-model": draft,

@@ -55,6 +55,7 @@ from gateway.responses.store import ResponseStore
 from gateway.rollouts.keeper import RolloutKeeper
 from gateway.routing.embedding import SharedEmbedding
 from gateway.routing.placing import Placing, cache_salt, salted
+from gateway.routing.precedence import precedence
 from gateway.routing.record import Descriptions
 from gateway.sessions.holding import Sessions, open_sessions
 from gateway.settings import Settings
@@ -279,17 +280,20 @@ class Services:
             await asyncio.wait(self._background, timeout=5)
         await self._stack.aclose()
 
-    def extra_fields(self, candidate: Candidate, life: Life) -> dict[str, Any]:
+    def extra_fields(self, candidate: Candidate, life: Life, deadline: float | None) -> dict[str, Any]:
         """Fields added to a request for a candidate.
 
-        The bundled engine keeps each team's prefix cache apart, and within it that of each salt the client sends. A
-        model with an output limit gets it where the request names none.
+        The bundled engine keeps each team's prefix cache apart, and within it that of each salt the client sends; it
+        shares itself fairly between teams, and is told how urgent a request is and until when (`deadline`).
+        A model with an output limit gets it where the request names none.
         """
         fields: dict[str, Any] = {}
         asked = life.asked
         assert asked is not None
         if life.principal is not None and salted(self.settings, candidate.backend):
             fields["cache_salt"] = cache_salt(life.principal.team_id, asked.payload.get("cache_salt"))
+        if self.settings.backends[candidate.backend].engines and asked.operation in ("chat", "completions"):
+            fields |= precedence(life, deadline)
         most = self.settings.models[candidate.model].max_output_tokens
         if most is not None and asked.output_limit is None:
             fields["max_tokens"] = most

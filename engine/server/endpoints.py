@@ -6,6 +6,7 @@ Which of them a model serves depends on what it is for; the others refuse with t
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -21,10 +22,12 @@ from engine.server.errors import ApiError, as_api_error
 from engine.server.jobs import Jobs
 from engine.server.lanes import Lanes
 from engine.server.model import Model
+from engine.server.params import MOST_DEADLINE_MS
 from engine.server.pooling import PoolingRoutes, wrong_task
 from engine.server.respond import Job, respond, send_error
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
+_DEADLINE_HEADER = "x-tierline-deadline-ms"
 _PATHS: Mapping[Task, tuple[str, ...]] = {
     Task.GENERATE: ("/v1/chat/completions", "/v1/completions"),
     Task.EMBED: ("/v1/embeddings",),
@@ -56,12 +59,14 @@ class _Generating:
         self._make_job = make_job
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = _request_id(scope)
+        arrival, request_id = time.monotonic(), _request_id(scope)
         try:
+            deadline_ms = _deadline_ms(scope)
             raw = await read_body(scope, receive)
             if raw is None:
                 return  # the client left before it had asked
-            await respond(self._client, await self._make_job(raw, request_id), receive, send)
+            job = await self._make_job(raw, request_id)
+            await respond(self._client, job.arrived(arrival, deadline_ms), receive, send)
         except Exception as error:
             await send_error(as_api_error(error), request_id, send)
 
@@ -116,6 +121,18 @@ async def _left(receive: Receive) -> None:
 
 def _request_id(scope: Scope) -> str:
     return Headers(scope=scope).get("x-request-id") or uuid.uuid4().hex
+
+
+def _deadline_ms(scope: Scope) -> int | None:
+    """What the header says. Raises ApiError if that is no number, or none in range."""
+    header = Headers(scope=scope).get(_DEADLINE_HEADER)
+    if header is None:
+        return None
+    deadline_ms = whole_number(header, 8)
+    if deadline_ms is None or not 0 < deadline_ms <= MOST_DEADLINE_MS:
+        text = f"'{_DEADLINE_HEADER}' must be a whole number of milliseconds, up to a day."
+        raise ApiError(400, text, code="invalid_value")
+    return deadline_ms
 
 
 async def read_body(scope: Scope, receive: Receive) -> bytes | None:

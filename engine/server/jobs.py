@@ -267,6 +267,7 @@ class Jobs:
             dialect=dialect,
             stream=options.stream,
             include_usage=options.include_usage,
+            deadline_ms=options.deadline_ms,
         )
 
     def _generation(
@@ -284,7 +285,18 @@ class Jobs:
         )
         siblings = group if options.best_of > 1 else None
         salt, grammar = options.cache_salt, constraint.grammar
-        return Generation(prompt, params, detokenizer, salt, siblings, grammar, options.prediction, options.adapter)
+        return Generation(
+            prompt,
+            params,
+            detokenizer,
+            salt,
+            siblings,
+            grammar,
+            options.prediction,
+            options.adapter,
+            options.tenant,
+            options.priority,
+        )
 
     def _room(self, beam: BeamParams | None) -> int:
         """How many tokens one sequence can have. Beams divide the pages among them, so that all of them always fit."""

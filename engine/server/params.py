@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 
-from backends.protocol import ChatRequest, CompletionRequest, InvalidRequest, Message, StreamOptions
+from backends.protocol import (
+    MAX_SALT_CHARACTERS,
+    ChatRequest,
+    CompletionRequest,
+    InvalidRequest,
+    Message,
+    StreamOptions,
+)
 from backends.validation import validate
 from engine.loader.info import GenerationDefaults
 from engine.server.errors import unsupported
@@ -17,6 +24,8 @@ from engine.server.schema import ChatExtras, Extras
 from engine.types import SamplingParams
 
 MAX_BEST_OF = 128
+MOST_PRIORITY = 100
+MOST_DEADLINE_MS = 86_400_000  # a day
 _FUNCTIONS_ADVICE = "Use 'tools', 'tool_choice' and messages of the role 'tool'."
 
 
@@ -61,6 +70,9 @@ class Options:
     bad_words: tuple[str | list[int], ...] = ()
     prompt_logprobs: int | None = None  # to be shown; scored for `echo`, they are not
     prediction: tuple[int, ...] = ()  # the tokens of what the client expects
+    tenant: str = ""  # tenants share the engine fairly
+    priority: int = 0  # smaller is more urgent
+    deadline_ms: int | None = None  # from the arrival of the request
     adapter: str | None = None  # that the request's model names
 
     def params_for(self, index: int, room: int) -> SamplingParams:
@@ -202,6 +214,9 @@ def _options(
         cache_salt=extras.cache_salt,
         bad_words=tuple(extras.bad_words or ()),
         prompt_logprobs=extras.prompt_logprobs,
+        tenant=extras.tenant or extras.cache_salt or "",
+        priority=extras.priority or 0,
+        deadline_ms=extras.deadline_ms,
     )
 
 
@@ -224,8 +239,12 @@ def _check_extras(extras: Extras, vocab_size: int, max_tokens: int | None) -> No
             )
     for token_id in extras.stop_token_ids or ():
         in_range("stop_token_ids", token_id, 0, vocab_size - 1)
-    if extras.priority:
-        raise unsupported("priority", "Requests are served by their order and the length of their prompts.")
+    if extras.priority is not None:
+        in_range("priority", extras.priority, -MOST_PRIORITY, MOST_PRIORITY)
+    if extras.tenant is not None and not 1 <= len(extras.tenant) <= MAX_SALT_CHARACTERS:
+        raise InvalidRequest(f"'tenant' must have 1 to {MAX_SALT_CHARACTERS} characters.", param="tenant")
+    if extras.deadline_ms is not None:
+        in_range("deadline_ms", extras.deadline_ms, 1, MOST_DEADLINE_MS)
 
 
 def check_chat(request: ChatRequest) -> None:

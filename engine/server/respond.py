@@ -11,6 +11,7 @@ when the HTTP edge loses patience with it.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 import uuid
 from collections.abc import Sequence
@@ -45,6 +46,15 @@ class Job:
     stream: bool
     include_usage: bool
     best_of: int
+    deadline_ms: int | None = None  # from the arrival of the request, as its body says
+
+    def arrived(self, at: float, deadline_ms: int | None) -> Job:
+        """The job of a request that came `at` that moment of `time.monotonic()`; `deadline_ms`: as its headers say."""
+        given = [ms for ms in (self.deadline_ms, deadline_ms) if ms is not None]
+        if not given:
+            return self
+        due = at + min(given) / 1000
+        return dataclasses.replace(self, generations=[dataclasses.replace(g, deadline=due) for g in self.generations])
 
 
 async def respond(client: EngineClient, job: Job, receive: Receive, send: Send) -> None:

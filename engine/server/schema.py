@@ -36,6 +36,8 @@ class Extras(msgspec.Struct):
     return_token_ids: bool | None = None
     cache_salt: str | None = None
     priority: int | None = None
+    tenant: str | None = None
+    deadline_ms: int | None = None
     structured_outputs: Json | None = None
     typical_p: float | None = None
     bad_words: list[str | list[int]] | None = None

@@ -169,6 +169,9 @@ class EngineSettings(Strict):
     kv_host_dir: str | None = Field(None, description="Folder of that pool's file; by default memory, with a GPU.")
     kv_redis_bytes: int = Field(4 << 30, ge=1 << 20, description="Of pages where TIERLINE_KV_REDIS_URL is set.")
     kv_redis_ttl_seconds: int = Field(3600, ge=1, description="How long a page that nobody uses stays there.")
+    target_tpot_ms: float | None = Field(
+        None, ge=0.1, le=60_000, description="Keep steps so short that an answer gets its next token within this time."
+    )
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     task: Literal["auto", "generate", "embed", "score"] = Field(
         "auto", description="What to do with texts; auto: what the model is made for. One engine has one task."

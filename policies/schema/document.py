@@ -38,6 +38,9 @@ class PolicyDocument(Strict):
     fallback: tuple[TierName, ...] = Field(
         (), description="Tiers to try, in this order, where the chosen one has no model or no healthy backend."
     )
+    priority: int = Field(
+        0, ge=-100, le=100, description="Before whom its requests run on bundled engines: smaller is more urgent."
+    )
     on_abort: OnAbort = OnAbort()
     escalate: Escalate | None = Field(None, description="When answers are checked and repeated on a larger tier.")
     learn: Switch = Field(

@@ -72,7 +72,9 @@ CHAT_REFUSALS = [
     ({"audio": {"voice": "x", "format": "wav"}}, "unsupported_parameter", "audio"),
     ({"modalities": ["text", "audio"]}, "unsupported_parameter", "modalities"),
     ({"prediction": {"type": "content", "content": "x"}}, "unsupported_parameter", "prediction"),
-    ({"priority": 5}, "unsupported_parameter", "priority"),
+    ({"priority": 101}, "invalid_value", "priority"),
+    ({"tenant": ""}, "invalid_value", "tenant"),
+    ({"deadline_ms": 0}, "invalid_value", "deadline_ms"),
     ({"reasoning_effort": "high"}, "unsupported_parameter", "reasoning_effort"),
     ({"store": True}, "unsupported_parameter", "store"),
     (

@@ -43,7 +43,7 @@ def test_every_sampling_field_of_the_engine_has_a_default() -> None:
     known = set(model_defaults(Settings.model_validate(ENGINE), "m"))
     # No value of theirs means the same as none.
     without_default = {"cache_salt", "structured_outputs", "prompt_logprobs", *BEAM_FIELDS}
-    without_default |= {"guided_json", "guided_regex", "guided_choice", "guided_grammar"}
+    without_default |= {"deadline_ms", "tenant", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}
     assert set(ChatExtras.__struct_fields__) - without_default <= known
 
 
