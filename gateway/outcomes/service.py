@@ -42,6 +42,7 @@ INTERVAL_S: Final = 5.0
 PATIENCE_S: Final = 10.0
 MOST_WAITING: Final = 10_000
 PURGE_INTERVAL_S: Final = 3600.0
+FIRST_PURGE_S: Final = 60.0  # a process that starts has better things to do
 SHIPPED: Final = "shipped"  # version of the table before anything was learnt
 # A kind that is less of a request than this learns nothing from it.
 _LEAST_KIND: Final = 0.1
@@ -64,7 +65,7 @@ class Outcomes:
         self._shares: OrderedDict[tuple[str, Source], tuple[float, float]] = OrderedDict()
         self._counted: list[Counted] = []
         self._tables: dict[str, tuple[SuccessTable, str]] = {}
-        self._purged_at = time.monotonic() - PURGE_INTERVAL_S
+        self._purged_at = time.monotonic() - PURGE_INTERVAL_S + FIRST_PURGE_S
         self._failing = False
         self._task: asyncio.Task[None] | None = None
 
