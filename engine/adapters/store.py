@@ -95,12 +95,6 @@ class AdapterStore(Generic[A]):
             told += [AdapterGone(i) for i in sorted(going) if self.loaded.pop(i, None) is not None]
         return told
 
-    def close(self) -> None:
-        """End the thread, after what it is loading."""
-        self._thread.shutdown(cancel_futures=True)
-        os.close(self._wake)
-        os.close(self._woken)
-
     def _loaded_or_why(self, entry: AdapterEntry) -> A | str:
         try:
             adapter = self._load(entry)
