@@ -54,7 +54,8 @@ class Pooler:
         """
         count = len(rows)
         finite = torch.isfinite(hidden[:count].float().sum(dim=-1)).tolist()
-        pooled = [part.sum(dim=0, dtype=torch.float32) for part in hidden[count:].float().split_with_sizes(wanted.counts)]
+        parts = hidden[count:].float().split_with_sizes(wanted.counts)
+        pooled = [part.sum(dim=0, dtype=torch.float32) for part in parts]
         results: list[RowResult] = []
         for i, (row, vector) in enumerate(zip(rows, pooled, strict=True)):
             if i in faults or not finite[i]:
