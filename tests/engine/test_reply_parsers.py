@@ -92,6 +92,7 @@ CASES = [
     ("gemma", '```tool_code\n{"name": "add", "arguments": {"a": 1}}\n```', "", [("add", '{"a": 1}')]),
     ("gemma", "```tool_code\nprint(add(a=1, text='it\\'s'))\n```", "", [("add", '{"a": 1, "text": "it\'s"}')]),
     ("gemma", "```tool_code\n[default_api.add(a=-1.5), add()]\n```", "", [("add", '{"a": -1.5}'), ("add", "{}")]),
+    ("gemma", "```tool_code\nadd()```tool_code\nadd(a=1)\n```", "", [("add", "{}"), ("add", '{"a": 1}')]),
     ("gemma", "```tool_code\nprint(1 + 1)\n```", "```tool_code\nprint(1 + 1)\n```", []),
     (
         "pythonic",

@@ -123,6 +123,8 @@ class Calls:
         self._raw, self._bare, self._in_tag_called, self._state = marker, bare, False, "tag"
 
     def _in_tag(self, parts: list[Part]) -> bool:
+        if any(marker != self._held and marker.startswith(self._held) for marker in self._markers):
+            return False  # also where it is a marker already: a longer one may begin with it
         for marker in self._markers:
             if self._held.startswith(marker):
                 self._held = self._held[len(marker) :]
@@ -133,8 +135,6 @@ class Calls:
                 else:
                     self._raw += marker
                 return True
-        if any(marker.startswith(self._held) for marker in self._markers):
-            return False
         first = self._held[0]
         if first in _SEPARATORS:
             self._raw += first
