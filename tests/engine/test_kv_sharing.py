@@ -4,6 +4,7 @@ import pytest
 import redis
 
 from bench.redis_server import RedisServer, server_binary
+from engine.__main__ import main
 from tests.engine.models import write_model
 from tests.engine.serving import MODEL, Server
 
@@ -67,6 +68,42 @@ def test_one_engine_goes_on_with_what_another_has_computed(engines):
     assert ask(second, turn) == (alone, 112), "seven pages, the last of which holds generated tokens"
     assert tier(second, "loaded") == 7
     assert ask(second, turn, cache_salt="b") == (alone, 0)
+
+
+def test_an_answer_says_why_its_prefix_was_not_there(engines):
+    def missed(prompt, **body):
+        response = engines[0].post("/v1/completions", prompt=prompt, max_tokens=1, temperature=0, **body)
+        return response.headers.get("x-tierline-prefix-missed")
+
+    prompt = [12, *PROMPT[:70]]
+    for stream in (True, False):
+        assert missed([*prompt, 5 + stream], cache_salt="c", stream=stream) == ("new; tokens=64" if stream else None)
+    assert missed(prompt, cache_salt="d") == "new; tokens=64", "that another tenant has sent it is not told"
+    counted = engines[0].metric(
+        f'tierline_engine_prefix_cache_missed_tokens_total{{model="{MODEL}",reason="other_salt"}}'
+    )
+    assert counted >= 64
+    assert missed([prompt, [1, *prompt]], cache_salt="e") is None, "of several prompts, nobody could tell which"
+
+
+@pytest.mark.parametrize(
+    ("options", "seed", "why"),
+    [
+        (["--kv-host-dir", "/tmp"], SEED, "'--kv-host-dir' needs '--kv-host-bytes'"),
+        (["--kv-redis-url", "redis://:secret@r"], "", "set it to the same 64 hexadecimal digits"),
+        (["--kv-redis-url", "r:6379"], SEED, "must begin with redis://"),
+        (["--kv-redis-url", "redis://r", "--no-prefix-cache"], SEED, "which '--no-prefix-cache' forbids"),
+        (["--kv-host-bytes", "1", "--no-prefix-cache"], SEED, "which '--no-prefix-cache' forbids"),
+    ],
+)
+def test_options_that_do_not_fit_together_are_refused(options, seed, why, monkeypatch, capsys, tmp_path):
+    write_model(tmp_path / "tiny.gguf")
+    monkeypatch.setenv("TIERLINE_PAGE_SEED", seed)
+    monkeypatch.setenv("TIERLINE_KV_REDIS_URL", "")
+    assert main(["--model", str(tmp_path / "tiny.gguf"), *options]) == 1
+    error = capsys.readouterr().err
+    assert why in error
+    assert "secret" not in error
 
 
 def test_a_damaged_page_is_computed(engines, redis_server):
