@@ -15,7 +15,9 @@
 #define NOT_INLINE static __attribute__((noinline))
 
 /* Keeps a vector that several operations use in a register: compilers would read it from memory for each. */
-#if defined(__x86_64__) || defined(__i386__)
+#if defined(__AVX512F__)
+#define IN_REGISTER(v) __asm__("" : "+v"(v))
+#elif defined(__x86_64__) || defined(__i386__)
 #define IN_REGISTER(v) __asm__("" : "+x"(v))
 #elif defined(__aarch64__)
 #define IN_REGISTER(v) __asm__("" : "+w"(v))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import logging
+import platform
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -59,6 +60,13 @@ def test_kernels_are_those_that_the_module_was_loaded_with(tmp_path: Path, monke
     spec.loader.exec_module(incomplete)
     with pytest.raises(incomplete.NativeBuildError, match="installation is incomplete"):
         incomplete.build()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of x86-64 compilers")
+def test_the_code_for_wider_vectors_compiles_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Byte products of 512 bits: built and loaded, also where the processor cannot run them."""
+    monkeypatch.setenv("TIERLINE_CACHE_DIR", str(tmp_path))
+    assert native.build(("-O1", "-march=icelake-server"))
 
 
 def test_without_a_compiler_everything_still_works(
