@@ -59,6 +59,7 @@ from engine.messages import (
 )
 from engine.models.pooling import choose_task
 from engine.scheduler import Scheduler
+from engine.snapshot import snapshot
 from engine.spec.loading import demand_of, load_speculator, open_draft
 from engine.spec.speculator import MOST_DRAFTS
 from engine.transfer.tiers import Tiers
@@ -325,33 +326,11 @@ class EngineCore:
 
     def stats(self) -> Stats:
         """A snapshot of pages, queue and counters."""
-        scheduler, cache = self._scheduler, self._scheduler.cache
-        return Stats(
-            pages_total=cache.pool.total,
-            pages_free=cache.pool.num_free,
-            pages_cached=cache.pool.num_cached,
-            pages_used=cache.pool.num_used,
-            running=scheduler.num_running,
-            waiting=scheduler.num_waiting + len(self._anteroom) + (0 if self._tiers is None else len(self._tiers)),
-            steps=self._steps,
-            prefill_tokens=scheduler.stats.prefill_tokens,
-            generated_tokens=scheduler.stats.generated_tokens,
-            preemptions=scheduler.stats.preemptions,
-            recomputed_tokens=scheduler.stats.recomputed_tokens,
-            prefix_queried_tokens=cache.stats.queried_tokens,
-            prefix_hit_tokens=cache.stats.hit_tokens,
-            prefix_evicted_pages=cache.stats.evicted_pages,
-            aborts=scheduler.stats.aborts,
-            step_failures=self._step_failures,
-            late_kernels=jit_monitor.late_compilations,
-            draft_runs=scheduler.speculator.stats.runs,
-            drafted_tokens=scheduler.speculator.stats.drafted_tokens,
-            accepted_draft_tokens=scheduler.speculator.stats.accepted_tokens,
-            prefix_missed_tokens=dict(cache.stats.missed_tokens),
-            kv_loads={} if self._tiers is None else dict(self._tiers.loads),
-            kv_tiers={} if self._tiers is None else self._tiers.counts(),
-            step_token_budget=scheduler.step_budget.tokens,
-        )
+        stats = snapshot(self._scheduler, self._tiers)
+        stats.waiting += len(self._anteroom)
+        stats.steps, stats.step_failures = self._steps, self._step_failures
+        stats.late_kernels = jit_monitor.late_compilations
+        return stats
 
     def _send(self, message: FromCore) -> None:
         # Blocking on purpose: the HTTP process always reads and merges, so what is in flight stays bounded.
