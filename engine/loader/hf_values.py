@@ -1,4 +1,4 @@
-"""Values of a config.json, or a file like it, by their keys, checked for their type. A key that is null counts as left out."""
+"""Values of a config.json, or a file like it, by their keys and of the type that is asked; null counts as left out."""
 
 from __future__ import annotations
 

@@ -133,7 +133,8 @@ class Blocker:
             raise ModuleNotFoundError(f"{name} is an extra", name=name)
         return None
 sys.meta_path.insert(0, Blocker())
-shared = {"gateway.access." + name for name in ("counters_redis", "counters_shared", "redis_channel")}
+shared = {"gateway.access." + name for name in ("counters_redis", "counters_shared", "redis_channel",
+                                                  "redis_shared")}
 shared |= {"gateway.idempotency.shared", "gateway.flights.shared", "gateway.flights.subscriber"}
 shared |= {"gateway.sessions.shared", "gateway.routing.shared_prefixes"}
 for package in ("gateway", "policies", "tiers", "backends"):
