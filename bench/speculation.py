@@ -89,7 +89,7 @@ def main() -> None:
     threads = engine_threads.configure(options.threads)
     from engine.loader import open_model
     from engine.runner import load_runner
-    from engine.spec.loading import load_speculator, open_draft
+    from engine.spec.loading import demand_of, load_speculator, open_draft
     from engine.tokenizer import Tokenizer
 
     path = options.model if options.model.is_file() else next(iter(sorted(options.model.glob("*.gguf"))))
@@ -113,7 +113,7 @@ def main() -> None:
         threads=threads,
         max_model_len=1024,
         kv_cache_bytes=256 << 20,
-        draft=None if draft is None else draft.spec,
+        draft=None if draft is None else demand_of(draft),
     )
     rows = []
     for text, words in TEXTS.items():
