@@ -60,7 +60,7 @@ def quality(path: Path, threads: int | None) -> list[Row]:
 
     from engine.loader import open_model
     from engine.runner import load_runner
-    from engine.tokenizer import Tokenizer
+    from engine.text.tokenizer import Tokenizer
 
     model = open_model(path)
     tokenizer = Tokenizer(model.info)

@@ -30,12 +30,12 @@ from backends.placement.chain import Chain
 from backends.placement.index import PrefixIndex
 from backends.placement.placer import Placer
 from backends.replica import Replica
-from engine.block_pool import BlockPool
-from engine.cached_pages import Told
+from engine.kv.block_pool import BlockPool
+from engine.kv.cached_pages import Told
+from engine.kv.prefix_cache import PrefixCache
 from engine.limits import SchedulerConfig
 from engine.messages import NewRequest
-from engine.prefix_cache import PrefixCache
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
 from engine.types import RowResult, SamplingParams
 
 BLOCK = 512  # tokens per number of the trace

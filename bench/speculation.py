@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 from bench.report import Row, report
 from engine import threads as engine_threads
-from engine.block_pool import BlockPool
 from engine.config import EngineConfig
+from engine.kv.block_pool import BlockPool
+from engine.kv.prefix_cache import PrefixCache
 from engine.limits import NUM_DRAFTS, SchedulerConfig
 from engine.messages import NewRequest
-from engine.prefix_cache import PrefixCache
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
 from engine.spec.speculator import Speculator
 from engine.types import SamplingParams
 
@@ -90,7 +90,7 @@ def main() -> None:
     from engine.loader import open_model
     from engine.runner import load_runner
     from engine.spec.loading import demand_of, load_speculator, open_draft
-    from engine.tokenizer import Tokenizer
+    from engine.text.tokenizer import Tokenizer
 
     path = options.model if options.model.is_file() else next(iter(sorted(options.model.glob("*.gguf"))))
     model = open_model(path)

@@ -18,20 +18,20 @@ from pathlib import Path
 from edge.limits import Limits
 from edge.server import Server
 from engine.adapters.peft import find_folder
-from engine.chat_template import ChatTemplateError
 from engine.client import EngineClient
 from engine.config import PRECISIONS, SPECULATIVE, TASKS, EngineConfig
 from engine.flags import with_flags
+from engine.kv.page_seed import page_seed
 from engine.lifeline import watch_lifeline
 from engine.limits import SchedulerConfig
 from engine.loader import GenerationDefaults, ModelFileError
 from engine.metrics import EngineMetrics
-from engine.page_seed import page_seed
 from engine.server.adapters import check_adapter_name
 from engine.server.app import create_app
 from engine.server.lanes import Lanes
 from engine.server.model import Model
 from engine.server.reply_form import REASONING_PARSERS, TOOL_PARSERS
+from engine.text.chat_template import ChatTemplateError
 from engine.transfer import address as redis_address
 
 _DRAIN_SECONDS = 10

@@ -7,13 +7,13 @@ from pathlib import Path
 from types import MappingProxyType
 
 from engine.adapters.store import LoadedAdapter
-from engine.block_pool import BlockPool
 from engine.config import EngineConfig
+from engine.kv.block_pool import BlockPool
+from engine.kv.page_seed import page_seed
+from engine.kv.prefix_cache import PrefixCache
 from engine.limits import SchedulerConfig
 from engine.models.pooling import PoolingSpec
-from engine.page_seed import page_seed
-from engine.prefix_cache import PrefixCache
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
 from engine.spec.speculator import Speculator
 from engine.transfer.address import redis_url
 from engine.transfer.courier import Tier

@@ -19,10 +19,10 @@ from typing import Any
 import msgspec
 
 from engine.adapters.registry import AdapterRegistry
-from engine.answer import Answer, AnswerAborted, EngineBusy, EngineDown, EngineError, Generation, PromptRejected
 from engine.config import EngineConfig
 from engine.core_process import CoreProcess
 from engine.exchange import Exchange, ReloadFailed
+from engine.kv.page_feed import PageFeed
 from engine.messages import (
     Abort,
     AdapterFailed,
@@ -43,8 +43,8 @@ from engine.messages import (
     ToCore,
 )
 from engine.metrics import EngineMetrics
-from engine.page_feed import PageFeed
 from engine.pooled_text import PooledText
+from engine.text.answer import Answer, AnswerAborted, EngineBusy, EngineDown, EngineError, Generation, PromptRejected
 from engine.types import SamplingParams
 
 log = logging.getLogger("engine.client")

@@ -25,11 +25,11 @@ import msgspec
 
 from engine.adapters.store import AdapterStore, no_adapters
 from engine.assembly import build_scheduler, build_tiers
-from engine.block_pool import PoolCorrupt
 from engine.config import EngineConfig
 from engine.grammar.anteroom import Anteroom
 from engine.grammar.compiling import Compiler, Grammars, Vocabulary
 from engine.kernels.jit_monitor import monitor as jit_monitor
+from engine.kv.block_pool import PoolCorrupt
 from engine.lifeline import die_with_parent
 from engine.limits import MicroBatching, NeverFits, QueueFull
 from engine.loader.errors import ModelFileError
@@ -58,7 +58,7 @@ from engine.messages import (
     to_core_decoder,
 )
 from engine.models.pooling import choose_task
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
 from engine.snapshot import snapshot
 from engine.spec.loading import demand_of, load_speculator, open_draft
 from engine.spec.speculator import MOST_DRAFTS
@@ -351,7 +351,7 @@ def load_model(config: EngineConfig, connection: socket.socket) -> tuple[EngineC
     from engine.adapters.targets import adapter_values
     from engine.loader import open_model
     from engine.runner import load_runner
-    from engine.tokenizer import Tokenizer, end_ids
+    from engine.text.tokenizer import Tokenizer, end_ids
     from engine.transfer.page_memory import TensorPages
 
     start = time.monotonic()

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from engine.loader import ModelFileError, ModelInfo, read_info
-from engine.tokenizer import end_ids
+from engine.text.tokenizer import end_ids
 
 
 def describe(info: ModelInfo) -> dict[str, Any]:

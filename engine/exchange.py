@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 
-from engine.answer import EngineError
 from engine.config import EngineConfig
 from engine.messages import Add, Ready
+from engine.text.answer import EngineError
 
 
 class ReloadFailed(EngineError):

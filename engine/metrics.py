@@ -13,8 +13,8 @@ from collections import deque
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from engine.gpu import GpuMetrics
+from engine.kv.prefix_metrics import PrefixMetrics
 from engine.messages import Stats
-from engine.prefix_metrics import PrefixMetrics
 
 TTFT_BUCKETS = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 TPOT_BUCKETS = (0.01, 0.05, 0.1, 0.2, 0.5)

@@ -6,8 +6,8 @@ import asyncio
 
 import numpy as np
 
-from engine.answer import EngineError, GenerationFailed
 from engine.messages import Output
+from engine.text.answer import EngineError, GenerationFailed
 from engine.types import FinishReason, Vector
 
 

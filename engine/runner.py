@@ -43,7 +43,7 @@ from engine.sampler import Sampler
 from engine.sampling.prompt import PromptScores
 from engine.spec.state_reader import StateReader
 from engine.spec.verify import collapse, expand
-from engine.tokenizer import end_ids
+from engine.text.tokenizer import end_ids
 from engine.types import CacheGeometry, RowResult, SamplingParams, StepPlan, StepRow
 
 logger = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.messages import Stats
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
 from engine.transfer.tiers import Tiers
 
 

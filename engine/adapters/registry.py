@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine.answer import AdapterMissing, EngineError
 from engine.config import AdapterEntry
 from engine.messages import AdapterFailed, AdapterGone, AdapterLoaded, LoadAdapter, UnloadAdapter
+from engine.text.answer import AdapterMissing, EngineError
 
 log = logging.getLogger("engine.adapters")
 

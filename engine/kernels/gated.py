@@ -22,6 +22,23 @@ def sigmoid(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def activate(
+    gate: tl.tensor, up: tl.tensor, KIND: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr
+) -> tl.tensor:
+    """Both float32. KIND: the value of an `Activation`."""
+    if KIND == "silu":
+        y = gate * sigmoid(gate) * up
+    elif KIND == "gelu_tanh":
+        # 0.5 * (1 + tanh(z)) is sigmoid(2 z); z = sqrt(2 / pi) * (gate + 0.044715 * gate ** 3), arXiv 1606.08415
+        y = gate * sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)) * up
+    else:
+        gate = tl.where(gate > LIMIT, LIMIT, gate)  # and not minimum, which would hide a NaN
+        up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
+        y = gate * sigmoid(ALPHA * gate) * (up + 1.0)
+    return y
+
+
+@triton.jit
 def gated_kernel(
     out_ptr: tl.tensor,
     gate_up_ptr: tl.tensor,
@@ -39,15 +56,7 @@ def gated_kernel(
     gate_place = gate_up_ptr + row * stride_row + column
     gate = tl.load(gate_place, mask=kept, other=0.0).to(tl.float32)
     up = tl.load(gate_place + INTERMEDIATE, mask=kept, other=0.0).to(tl.float32)
-    if KIND == "silu":
-        y = gate * sigmoid(gate) * up
-    elif KIND == "gelu_tanh":
-        # 0.5 * (1 + tanh(z)) is sigmoid(2 z); z = sqrt(2 / pi) * (gate + 0.044715 * gate ** 3), arXiv 1606.08415
-        y = gate * sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)) * up
-    else:
-        gate = tl.where(gate > LIMIT, LIMIT, gate)  # and not minimum, which would hide a NaN
-        up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
-        y = gate * sigmoid(ALPHA * gate) * (up + 1.0)
+    y = activate(gate, up, KIND, ALPHA, LIMIT)
     tl.store(out_ptr + row * INTERMEDIATE + column, y.to(out_ptr.dtype.element_ty), mask=kept)
 
 

@@ -47,7 +47,7 @@ def quantize(given: argparse.Namespace) -> dict[str, object]:
     from engine.loader.source import open_model
     from engine.quantize.model import quantize_folder
     from engine.quantize.texts import bundled_text, token_rows
-    from engine.tokenizer import Tokenizer
+    from engine.text.tokenizer import Tokenizer
 
     model = open_model(given.folder)
     text = given.calibration.read_text(encoding="utf-8") if given.calibration else bundled_text()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 # Of the file's rows, one in so many is held out.
 _HELD_OUT_EVERY = 8

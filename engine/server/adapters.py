@@ -12,10 +12,10 @@ import msgspec
 
 from backends.protocol import InvalidRequest, Json
 from engine.adapters.registry import AdapterRefused, AdapterRegistry, ServedAdapter
-from engine.answer import AdapterMissing, EngineDown
 from engine.client import EngineClient
 from engine.server.errors import ApiError
 from engine.server.schema import decode_object
+from engine.text.answer import AdapterMissing, EngineDown
 
 _NAME = re.compile(r"[^\s\x00-\x1f\x7f]{1,128}")
 

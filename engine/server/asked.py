@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from backends.protocol import ChatRequest, CompletionRequest, Json
-from engine.chat_template import ChatTemplate
 from engine.server.errors import unsupported
 from engine.server.schema import ChatExtras, Extras
 from engine.server.structured import Format, read_format
 from engine.server.tools.request import ToolUse, read_tools
+from engine.text.chat_template import ChatTemplate
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.detokenizer import Delta
+from engine.text.detokenizer import Delta
 
 
 def mean_logprob(answer: Delta) -> float:

@@ -10,10 +10,10 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from engine.detokenizer import Delta
 from engine.server.echo import Echo
 from engine.server.model import Model, finite
 from engine.server.writer import ReplyWriter
+from engine.text.detokenizer import Delta
 from engine.types import TokenLogprob
 
 Choice = dict[str, Any]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.detokenizer import Detokenizer
-from engine.tokenizer import Tokenizer
+from engine.text.detokenizer import Detokenizer
+from engine.text.tokenizer import Tokenizer
 from engine.types import FinishReason
 
 

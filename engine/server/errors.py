@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from backends.protocol import InvalidRequest, wrong_type
-from engine.answer import AdapterMissing, DeadlineMissed, EngineBusy, EngineDown, EngineError, PromptRejected
-from engine.chat_template import ChatTemplateError
+from engine.text.answer import AdapterMissing, DeadlineMissed, EngineBusy, EngineDown, EngineError, PromptRejected
+from engine.text.chat_template import ChatTemplateError
 
 
 class ApiError(Exception):

@@ -12,13 +12,10 @@ from functools import partial
 from typing import Any
 
 from backends.protocol import ChatRequest, InvalidRequest
-from engine.answer import EngineDown, Generation
 from engine.client import EngineClient
-from engine.detokenizer import Detokenizer
 from engine.grammar.checker import GrammarChecker
 from engine.grammar.compiling import GrammarError, Vocabulary
 from engine.grammar.lark import Grammar
-from engine.renderer import RenderedTooLong
 from engine.server.asked import Asked, read_asked, template_variables
 from engine.server.dialect import ChatDialect, CompletionDialect
 from engine.server.echo import Echo, echo
@@ -32,6 +29,9 @@ from engine.server.respond import Job
 from engine.server.sampling import bad_word_ids
 from engine.server.schema import decode_object, parse_chat, parse_completion
 from engine.server.writer import ReplyWriter
+from engine.text.answer import EngineDown, Generation
+from engine.text.detokenizer import Detokenizer
+from engine.text.renderer import RenderedTooLong
 from engine.types import BeamParams
 
 

@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from engine.chat_template import ChatTemplate
-from engine.renderer import Renderer
+from engine.text.chat_template import ChatTemplate
+from engine.text.renderer import Renderer
 
 _AT_ONCE_BYTES = 4 * 1024
 _LONG_BYTES = 256 * 1024

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from backends.protocol import InvalidRequest, Json
-from engine.chat_template import RESERVED, ChatTemplate, ChatTemplateError, with_objects, with_text
-from engine.literal_text import LiteralText, texts_of
 from engine.loader import GenerationDefaults, ModelInfo, read_info
 from engine.messages import Conversation
 from engine.models.pooling import PoolingSpec, Task, choose_task
@@ -22,7 +20,9 @@ from engine.server.params import API_DEFAULTS, SamplingDefaults
 from engine.server.reply_form import ReplyForm
 from engine.server.schema import ChatExtras, check_messages
 from engine.server.tools.prompting import tell
-from engine.tokenizer import Tokenizer
+from engine.text.chat_template import RESERVED, ChatTemplate, ChatTemplateError, with_objects, with_text
+from engine.text.literal_text import LiteralText, texts_of
+from engine.text.tokenizer import Tokenizer
 from engine.types import TokenLogprob
 
 # JSON has no infinity; this is what OpenAI sends for an impossible token.

@@ -15,7 +15,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from engine.client import EngineClient
-from engine.page_feed import Reader, Snapshot
+from engine.kv.page_feed import Reader, Snapshot
 from engine.server.errors import ApiError
 from engine.server.respond import send_error
 

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from backends.protocol import InvalidRequest, Json
-from engine.answer import EngineBusy
 from engine.client import EngineClient
 from engine.models.pooling import PoolingSpec, Task
 from engine.pipelines.pairs import PairForm
@@ -29,6 +28,7 @@ from engine.server.lanes import Lanes
 from engine.server.model import Model
 from engine.server.pooling_schema import EmbeddingsRequest, RerankRequest, ScoreRequest, parse
 from engine.server.schema import ChatExtras, decode_object
+from engine.text.answer import EngineBusy
 from engine.types import Vector
 
 _ROLES = ("query", "document")

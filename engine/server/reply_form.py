@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.chat_template import ChatTemplate
 from engine.grammar import lark
 from engine.grammar.lark import Grammar
 from engine.server.asked import Asked
@@ -19,6 +18,7 @@ from engine.server.structured import Format
 from engine.server.tools.families import FAMILIES, Family
 from engine.server.tools.harmony import CHANNEL, CONSTRAIN, END, MARKERS, MESSAGE, START, Harmony
 from engine.server.tools.request import ToolUse
+from engine.text.chat_template import ChatTemplate
 
 HARMONY = "harmony"
 TOOL_PARSERS = ("auto", *FAMILIES, HARMONY)

@@ -22,12 +22,12 @@ import msgspec
 from starlette.types import Receive, Send
 
 from backends.protocol import PROMPT_PAGE_HEADER, PROMPT_TOKENS_HEADER
-from engine.answer import Answer, AnswerAborted, EngineError, Generation
 from engine.client import EngineClient
-from engine.detokenizer import Delta
 from engine.server.choose import likeliest
 from engine.server.dialect import Choice, Dialect
 from engine.server.errors import ApiError, as_api_error
+from engine.text.answer import Answer, AnswerAborted, EngineError, Generation
+from engine.text.detokenizer import Delta
 
 _DONE = b"data: [DONE]\n\n"
 _MISSED_HEADER = b"x-tierline-prefix-missed"  # why full pages of the prompt were not in the prefix cache

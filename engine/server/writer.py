@@ -7,8 +7,8 @@ import string
 from bisect import bisect_right
 
 from backends.protocol import Json
-from engine.detokenizer import Delta
 from engine.server.reply import Arguments, Called, Part, Reply, ReplyParser, Said, Thought
+from engine.text.detokenizer import Delta
 from engine.types import FinishReason
 
 _ALPHABET = string.ascii_letters + string.digits

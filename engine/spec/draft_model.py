@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from engine.request import Request
+from engine.scheduling.request import Request
 from engine.types import RowResult, Runner, SamplingParams, StepPlan, StepRow
 
 _PASS_WEIGHT = 0.2

@@ -14,8 +14,8 @@ from dataclasses import replace
 
 import torch
 
-from engine.request import Request
 from engine.sampler import Sampler
+from engine.scheduling.request import Request
 from engine.spec.eagle_head import EagleHead, Entries
 from engine.types import RowResult, SamplingParams, StepRow
 

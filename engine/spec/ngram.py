@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from engine.request import Request
+from engine.scheduling.request import Request
 
 IntArray = npt.NDArray[np.int32]
 

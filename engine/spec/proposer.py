@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from engine.request import Request
+from engine.scheduling.request import Request
 
 
 class Proposer(Protocol):

@@ -11,9 +11,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from engine.kv.prefix_cache import PrefixCache
 from engine.limits import NUM_DRAFTS
-from engine.prefix_cache import PrefixCache
-from engine.request import Request
+from engine.scheduling.request import Request
 from engine.spec.pace import StepCost, after_checking, after_pausing, allot
 from engine.spec.proposer import Proposer
 

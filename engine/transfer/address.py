@@ -6,8 +6,8 @@ from __future__ import annotations
 import importlib.util
 import os
 
-from engine.page_seed import VARIABLE as SEED_VARIABLE
-from engine.page_seed import page_seed
+from engine.kv.page_seed import VARIABLE as SEED_VARIABLE
+from engine.kv.page_seed import page_seed
 
 VARIABLE = "TIERLINE_KV_REDIS_URL"
 _SCHEMES = ("redis://", "rediss://", "unix://")

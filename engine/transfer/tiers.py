@@ -18,10 +18,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.cached_pages import CachedPage, Traffic
+from engine.kv.cached_pages import CachedPage, Traffic
+from engine.kv.prefix_cache import PrefixCache
 from engine.messages import NewRequest
-from engine.prefix_cache import PrefixCache
-from engine.request import Request
+from engine.scheduling.request import Request
 from engine.transfer.courier import Courier, Load, Tier
 from engine.transfer.format import PageName
 from engine.transfer.page_memory import PageMemory

@@ -14,12 +14,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.block_pool import BlockPool
 from engine.grammar.compiling import Compiler, Grammars, Vocabulary
+from engine.kv.block_pool import BlockPool
+from engine.kv.prefix_cache import PrefixCache
 from engine.limits import SchedulerConfig
-from engine.prefix_cache import PrefixCache
-from engine.request import Request
-from engine.scheduler import Scheduler
+from engine.scheduling.request import Request
+from engine.scheduling.scheduler import Scheduler
 from engine.spec.speculator import Speculator
 from engine.types import CacheGeometry, RowResult, StepPlan, TokenLogprob
 

@@ -4,8 +4,8 @@ import select
 import struct
 import threading
 
+from engine.kv.prefix_cache import PrefixCache
 from engine.messages import NewRequest
-from engine.prefix_cache import PrefixCache
 from engine.transfer.courier import Tier
 from engine.transfer.format import PageFormat
 from engine.transfer.store import StoreFailed

@@ -13,13 +13,13 @@ from gguf.constants import GGMLQuantizationType
 
 from engine.adapters.peft import find_folder
 from engine.adapters.targets import adapter_values
-from engine.block_pool import BlockPool
+from engine.kv.block_pool import BlockPool
+from engine.kv.prefix_cache import PrefixCache
 from engine.limits import NeverFits, SchedulerConfig
 from engine.loader import open_model
 from engine.messages import NewRequest
-from engine.prefix_cache import PrefixCache
 from engine.runner import ModelRunner, load_runner
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
 from engine.spec.draft_model import DraftModel
 from engine.spec.ngram import NgramProposer
 from engine.spec.speculator import Speculator

@@ -13,10 +13,10 @@ import pytest
 import torch
 import transformers
 
-from engine.beams import BeamSearch, Found
 from engine.limits import NeverFits
 from engine.messages import NewRequest, Output
-from engine.scheduler import Scheduler
+from engine.scheduling.beams import BeamSearch, Found
+from engine.scheduling.scheduler import Scheduler
 from engine.types import BeamParams, FinishReason, RowResult, SamplingParams, StepRow, TokenLogprob
 from tests.engine.fakes import EOS, FakeRunner, expected_tokens, make_scheduler, state, step
 from tests.engine.models import write_model

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.block_pool import BlockPool, PoolCorrupt
+from engine.kv.block_pool import BlockPool, PoolCorrupt
 
 
 def test_pages_move_between_free_used_and_cached():

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from engine.chat_template import CHATML, ChatTemplate, ChatTemplateError, with_objects
 from engine.loader import read_info
+from engine.text.chat_template import CHATML, ChatTemplate, ChatTemplateError, with_objects
 
 REFERENCE = json.loads((Path(__file__).parent / "data" / "smollm2_greedy.json").read_text())
 MESSAGES = [

@@ -11,11 +11,11 @@ from contextlib import asynccontextmanager
 import psutil
 import pytest
 
-from engine.answer import AnswerAborted, EngineBusy, EngineDown, GenerationFailed, PromptRejected
 from engine.client import EngineClient, Generation
 from engine.config import EngineConfig
-from engine.detokenizer import Detokenizer
 from engine.metrics import EngineMetrics
+from engine.text.answer import AnswerAborted, EngineBusy, EngineDown, GenerationFailed, PromptRejected
+from engine.text.detokenizer import Detokenizer
 from engine.types import FinishReason, SamplingParams
 from tests.engine.fake_core import CRASH, FAIL_ROW, FAIL_STEP, HANG, SLOW
 from tests.engine.fakes import expected_tokens

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.messages import NewRequest, Output
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
 from engine.types import BeamParams, FinishReason, SamplingParams
 from tests.engine.fakes import FakeRunner, expected_tokens, make_scheduler, run_all, step
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.detokenizer import Delta, Detokenizer
+from engine.text.detokenizer import Delta, Detokenizer
 from engine.types import FinishReason, TokenLogprob
 
 TEXTS = [
@@ -79,7 +79,7 @@ def test_the_stream_equals_the_whole_and_never_splits_a_character(text, size):
 
 def test_real_tokenizer_streams_like_it_decodes(smollm2_path):
     from engine.loader import read_info
-    from engine.tokenizer import Tokenizer
+    from engine.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer(read_info(smollm2_path))
     for text in TEXTS:

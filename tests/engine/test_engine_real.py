@@ -2,11 +2,11 @@
 
 import pytest
 
-from engine.block_pool import BlockPool
+from engine.kv.block_pool import BlockPool
+from engine.kv.prefix_cache import PrefixCache
 from engine.limits import SchedulerConfig
 from engine.messages import NewRequest
-from engine.prefix_cache import PrefixCache
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
 from engine.types import SamplingParams
 from tests.engine.fakes import check_plan
 

@@ -13,7 +13,7 @@ import torch
 
 from engine.loader.source import open_model
 from engine.runner import load_runner
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tests.engine.models import all_logits, generate
 
 FILE = "gemma-3-270m-q4_k_m.gguf"

@@ -16,7 +16,7 @@ from gguf.quants import dequantize
 
 from engine.loader import read_info
 from engine.runner import load_runner
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from gateway.models.store import ModelStore
 from tests.engine.models import all_logits
 from tests.engine.serving import Server

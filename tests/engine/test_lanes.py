@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from engine.chat_template import CHATML, ChatTemplate
 from engine.loader import read_info
 from engine.server.lanes import Lanes
-from engine.tokenizer import Tokenizer
+from engine.text.chat_template import CHATML, ChatTemplate
+from engine.text.tokenizer import Tokenizer
 
 SHORT, MEDIUM, LONG = 1000, 100_000, 10_000_000
 

@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from engine.cached_pages import TOLD_BYTES
+from engine.kv.cached_pages import TOLD_BYTES
+from engine.kv.page_feed import MAX_READERS, MOST_BEHIND, Change, PageFeed, Snapshot
+from engine.kv.page_seed import VARIABLE, page_seed
 from engine.messages import NewRequest, Pages
-from engine.page_feed import MAX_READERS, MOST_BEHIND, Change, PageFeed, Snapshot
-from engine.page_seed import VARIABLE, page_seed
 from engine.types import SamplingParams
 from tests.engine.fakes import FakeRunner, make_scheduler, step
 from tests.engine.serving import MODEL
@@ -139,8 +139,8 @@ def test_readers_are_bounded():
 
 
 def test_pages_of_engines_with_one_seed_can_be_compared(monkeypatch):
-    from engine.block_pool import BlockPool
-    from engine.prefix_cache import PrefixCache
+    from engine.kv.block_pool import BlockPool
+    from engine.kv.prefix_cache import PrefixCache
 
     def space(seed, model=b"m", block_size=4):
         return PrefixCache(BlockPool(3), block_size, model_digest=model, kv_dtype="f", seed=seed).space

@@ -7,14 +7,14 @@ import pytest
 import torch
 import transformers
 
-from engine.block_pool import BlockPool
+from engine.kv.block_pool import BlockPool
+from engine.kv.prefix_cache import PrefixCache
 from engine.limits import NeverFits, SchedulerConfig
 from engine.loader import ModelFileError, open_model
 from engine.messages import NewRequest
 from engine.models.pooling import PoolingKind, PoolingSpec, Task, choose_task
-from engine.prefix_cache import PrefixCache
 from engine.runner import load_runner
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
 from engine.types import SamplingParams
 from tests.engine.byte_tokenizer import write_byte_tokenizer
 from tests.engine.hf_models import random_model

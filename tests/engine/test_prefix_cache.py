@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from engine.block_pool import BlockPool, PoolCorrupt
-from engine.cached_pages import Traffic
-from engine.prefix_cache import PrefixCache
-from engine.prefix_history import Absence
-from engine.request import Request
+from engine.kv.block_pool import BlockPool, PoolCorrupt
+from engine.kv.cached_pages import Traffic
+from engine.kv.prefix_cache import PrefixCache
+from engine.kv.prefix_history import Absence
+from engine.scheduling.request import Request
 from engine.types import SamplingParams
 
 
@@ -364,7 +364,7 @@ def test_what_does_not_look_up_says_so():
 
 
 def test_evictions_are_remembered_within_a_bound(monkeypatch):
-    monkeypatch.setattr("engine.prefix_history._MOST_REMEMBERED", 5)
+    monkeypatch.setattr("engine.kv.prefix_history._MOST_REMEMBERED", 5)
     cache = make_cache(num_blocks=5)
     for start in range(0, 400, 20):
         use(cache, range(start, start + 13))

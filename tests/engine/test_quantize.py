@@ -20,7 +20,7 @@ from engine.models.tensors import NetworkTensors
 from engine.quantize.model import quantize_folder
 from engine.quantize.texts import bundled_text, token_rows
 from engine.runner import load_runner
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tests.engine.byte_tokenizer import write_byte_tokenizer
 from tests.engine.models import all_logits, write_model
 

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from engine.answer import AnswerAborted, EngineBusy, EngineDown
 from engine.exchange import ReloadFailed
+from engine.text.answer import AnswerAborted, EngineBusy, EngineDown
 from tests.engine.fake_core import SLOW
 from tests.engine.fakes import expected_tokens
 from tests.engine.models import write_model

@@ -10,9 +10,9 @@ from typing import Any
 import psutil
 import pytest
 
-from engine.chat_template import CHATML, ChatTemplate, ChatTemplateError
 from engine.messages import Conversation
-from engine.renderer import RenderedTooLong, Renderer
+from engine.text.chat_template import CHATML, ChatTemplate, ChatTemplateError
+from engine.text.renderer import RenderedTooLong, Renderer
 
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello 🙂"}]
@@ -32,7 +32,7 @@ async def rendering(source: str) -> AsyncIterator[Renderer]:
 
 
 def processes() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "engine.template_process" in child.cmdline()]
+    return [child for child in psutil.Process().children() if "engine.text.template_process" in child.cmdline()]
 
 
 async def test_it_renders_as_in_this_process() -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from backends.protocol import ChatRequest, Message
-from engine.chat_template import CHATML, ChatTemplate
 from engine.grammar import lark
 from engine.grammar.compiling import Compiler, Vocabulary
 from engine.server.asked import Asked
@@ -22,6 +21,7 @@ from engine.server.tools.harmony import MARKERS
 from engine.server.tools.prompting import tell
 from engine.server.tools.request import ToolUse, read_tools
 from engine.server.tools.tool import Tool
+from engine.text.chat_template import CHATML, ChatTemplate
 from engine.types import GrammarFailed
 
 CONTROL = ["<end>", "[TOOL_CALLS]", "<|python_tag|>", "<|tool_call|>", "<|/tool_call|>", *MARKERS]

@@ -4,7 +4,7 @@ import pytest
 
 from engine.limits import NeverFits, QueueFull, SchedulerConfig
 from engine.messages import NewRequest
-from engine.scheduler import SchedulerStalled
+from engine.scheduling.scheduler import SchedulerStalled
 from engine.types import SamplingParams
 from tests.engine.fakes import FakeRunner, expected_tokens, make_scheduler, run_all, step
 

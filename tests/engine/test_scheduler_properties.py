@@ -6,8 +6,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine.limits import NeverFits, QueueFull
 from engine.messages import NewRequest
+from engine.scheduling.turns import place
 from engine.spec.speculator import Speculator
-from engine.turns import place
 from engine.types import FinishReason, SamplingParams
 from tests.engine.fakes import Clairvoyant, FakeRunner, check_plan, expected_scores, expected_tokens, make_scheduler
 

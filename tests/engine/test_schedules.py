@@ -13,12 +13,12 @@ import pytest
 import torch
 import transformers
 
-from engine.block_pool import BlockPool
+from engine.kv.block_pool import BlockPool
+from engine.kv.prefix_cache import PrefixCache
 from engine.limits import SchedulerConfig
 from engine.messages import NewRequest, Output
-from engine.prefix_cache import PrefixCache
 from engine.runner import ModelRunner, load_runner
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
 from engine.types import BeamParams, SamplingParams
 from tests.engine.fakes import check_plan
 from tests.engine.models import write_model

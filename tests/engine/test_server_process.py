@@ -84,7 +84,7 @@ def test_the_http_process_has_no_torch_one_core_one_for_the_template_and_one_for
     process = psutil.Process(server.process.pid)
     assert not any("libtorch" in mapping.path for mapping in process.memory_maps())
     names = [part for child in process.children(recursive=True) for part in child.cmdline() if "engine." in part]
-    assert sorted(names) == ["engine.core", "engine.grammar.check_process", "engine.template_process"]
+    assert sorted(names) == ["engine.core", "engine.grammar.check_process", "engine.text.template_process"]
 
 
 def test_a_full_queue_is_429_with_retry_after_and_a_killed_core_is_503(smollm2_path):

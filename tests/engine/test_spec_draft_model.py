@@ -9,7 +9,7 @@ import random
 import pytest
 
 from engine.messages import NewRequest
-from engine.request import Request
+from engine.scheduling.request import Request
 from engine.spec.draft_model import DraftModel
 from engine.spec.speculator import Speculator
 from engine.types import RowResult, SamplingParams

@@ -2,7 +2,7 @@
 
 import random
 
-from engine.request import Request
+from engine.scheduling.request import Request
 from engine.spec.ngram import MAX_MATCH, MIN_MATCH, NgramProposer
 from engine.types import SamplingParams
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from engine.request import Request
+from engine.scheduling.request import Request
 from engine.spec.pace import PRIOR_RATE, StepCost, after_checking, after_pausing, allot
 from engine.spec.speculator import Speculator
 from engine.types import SamplingParams

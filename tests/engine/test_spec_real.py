@@ -12,20 +12,20 @@ import torch
 
 from engine import threads
 from engine.__main__ import main
-from engine.block_pool import BlockPool
 from engine.config import EngineConfig
 from engine.core import load_model
+from engine.kv.block_pool import BlockPool
+from engine.kv.prefix_cache import PrefixCache
 from engine.limits import SchedulerConfig
 from engine.loader import open_model
 from engine.messages import NewRequest
-from engine.prefix_cache import PrefixCache
 from engine.runner import ModelRunner, load_runner
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
 from engine.spec.draft_model import DraftModel
 from engine.spec.loading import load_speculator, open_draft
 from engine.spec.ngram import NgramProposer
 from engine.spec.speculator import MOST_DRAFTS, Speculator
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from engine.types import SamplingParams
 from tests.engine.fakes import check_plan
 from tests.engine.models import write_model

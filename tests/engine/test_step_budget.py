@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from engine.limits import SchedulerConfig
 from engine.messages import NewRequest
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.step_budget import LEAST_CHUNK, StepBudget
 from engine.spec.speculator import Speculator
-from engine.step_budget import LEAST_CHUNK, StepBudget
 from engine.types import RowResult, SamplingParams, StepPlan
 from tests.engine.fakes import Clairvoyant, FakeRunner, expected_tokens, make_scheduler
 from tests.engine.test_turns import new

@@ -12,7 +12,7 @@ import pytest
 import transformers
 
 from engine.loader import ModelFileError, ModelInfo, read_info
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 REFERENCE = json.loads((Path(__file__).parent / "data" / "smollm2_greedy.json").read_text())
 TEXTS = [
@@ -121,8 +121,8 @@ def test_ids_outside_the_vocabulary_are_refused(tokenizer: Tokenizer) -> None:
 
 def test_no_torch(smollm2_path: Path) -> None:
     code = (
-        "import sys; from engine.loader import read_info; from engine.tokenizer import Tokenizer; "
-        "from engine.chat_template import ChatTemplate; "
+        "import sys; from engine.loader import read_info; from engine.text.tokenizer import Tokenizer; "
+        "from engine.text.chat_template import ChatTemplate; "
         f"Tokenizer(read_info({str(smollm2_path)!r})).encode('hi'); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

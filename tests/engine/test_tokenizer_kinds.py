@@ -15,12 +15,12 @@ import tokenizers
 import transformers
 from tokenizers import decoders, models
 
-from engine.detokenizer import Delta, Detokenizer
 from engine.loader import ModelFileError, ModelInfo, TokenizerData, read_info
 from engine.loader.folder import Folder
 from engine.loader.hf_tokenizer import read_tokenizer
 from engine.loader.info import BYTE, CONTROL, NORMAL, USER_DEFINED
-from engine.tokenizer import Tokenizer
+from engine.text.detokenizer import Delta, Detokenizer
+from engine.text.tokenizer import Tokenizer
 from engine.types import FinishReason
 from tests.engine.tokenizer_kinds import (
     BOS,

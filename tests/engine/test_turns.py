@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from engine.limits import QueueFull
 from engine.messages import NewRequest
-from engine.scheduler import Scheduler
-from engine.turns import GENERATED_WEIGHT, PRIORITY_STEP, PROMPT_WEIGHT
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.turns import GENERATED_WEIGHT, PRIORITY_STEP, PROMPT_WEIGHT
 from engine.types import SamplingParams
 from tests.engine.fakes import FakeRunner, expected_tokens, make_scheduler, run_all, step
 from tests.engine.test_scheduler_fairness import is_prefilled, request, steps_until

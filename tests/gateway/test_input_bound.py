@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as HuggingFace
 
-from engine.chat_template import ChatTemplate
 from engine.loader import ModelInfo, read_info
-from engine.tokenizer import Tokenizer
+from engine.text.chat_template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
 from gateway.access.input_bound import PER_IMAGE, PER_REQUEST, TOOLS, input_bound, text_bound
 
 ROOT = Path(__file__).resolve().parent.parent.parent

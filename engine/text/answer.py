@@ -11,8 +11,8 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from engine.detokenizer import Delta, Detokenizer
 from engine.messages import NewRequest, Output
+from engine.text.detokenizer import Delta, Detokenizer
 from engine.types import FinishReason, SamplingParams, TokenLogprob
 
 

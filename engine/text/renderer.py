@@ -11,10 +11,10 @@ import logging
 import msgspec
 
 from engine.bounded_process import BoundedProcess, Ended, OutOfTime
-from engine.chat_template import ChatTemplate, ChatTemplateError
 from engine.messages import Conversation, Rendered, Template
+from engine.text.chat_template import ChatTemplate, ChatTemplateError
 
-log = logging.getLogger("engine.renderer")
+log = logging.getLogger("engine.text.renderer")
 
 CPU_SECONDS = 3  # thousands of messages take a tenth of a second
 
@@ -40,7 +40,7 @@ class Renderer:
             None if with_tools is None else with_tools.source,
         )
         self._process = BoundedProcess(
-            "engine.template_process", cpu_seconds, self._greeting, lambda answer: _refuse(_decode(answer))
+            "engine.text.template_process", cpu_seconds, self._greeting, lambda answer: _refuse(_decode(answer))
         )
 
     async def start(self) -> None:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from engine.prefix_cache import PrefixCache
-from engine.request import Request
+from engine.kv.prefix_cache import PrefixCache
+from engine.scheduling.request import Request
 
 
 @dataclass(slots=True, eq=False)

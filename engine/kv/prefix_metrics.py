@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from engine.kv.prefix_history import Absence
 from engine.messages import Stats
-from engine.prefix_history import Absence
 
 _LOADS = ("whole", "part", "none", "late", "skipped")
 

@@ -2,9 +2,9 @@
 
 One step is a map {request: number of tokens}. There is no prefill phase and no decode phase: a request simply has
 tokens that are not computed yet (its prompt, the rest of it, the last token, or everything again after a preemption).
-Within `max_num_batched_tokens`, and what a target time per output token allows (`engine/step_budget.py`), decode rows
-go first. Of what is left, one half goes to prompts by turns (`engine/turns.py`: tenants share fairly, then by priority
-and arrival) and the other half to the shortest first: a long prompt does not hold up the short ones that come after it,
+Within `max_num_batched_tokens`, and what a target time per output token allows (`step_budget.py`), decode rows go
+first. Of what is left, one half goes to prompts by turns (`turns.py`: tenants share fairly, then by priority and
+arrival) and the other half to the shortest first: a long prompt does not hold up the short ones that come after it,
 and they take at most every second token from it.
 
 It promises: a step with work always runs something; of those that run, none is preempted by one that is less urgent or
@@ -22,12 +22,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from engine.beams import Beams
-from engine.deadlines import too_late
-from engine.ending import ending, follow
 from engine.messages import Output
-from engine.request import Request, RequestStatus
-from engine.roster import Roster
+from engine.scheduling.beams import Beams
+from engine.scheduling.deadlines import too_late
+from engine.scheduling.ending import ending, follow
+from engine.scheduling.request import Request, RequestStatus
+from engine.scheduling.roster import Roster
 from engine.types import Draw, FinishReason, GrammarFailed, RowResult, StepPlan, StepRow
 
 

@@ -14,17 +14,17 @@ from types import MappingProxyType
 from msgspec.structs import replace
 
 from engine.adapters.store import LoadedAdapter
-from engine.beams import Beams, check_beams
-from engine.block_pool import PoolCorrupt
+from engine.kv.block_pool import PoolCorrupt
+from engine.kv.prefix_cache import PrefixCache
 from engine.limits import NeverFits, QueueFull, SchedulerConfig, check_length
 from engine.messages import NewRequest, Output
 from engine.models.pooling import PoolingSpec
-from engine.prefix_cache import PrefixCache
-from engine.request import Request, RequestStatus, check_request
-from engine.siblings import Siblings
+from engine.scheduling.beams import Beams, check_beams
+from engine.scheduling.request import Request, RequestStatus, check_request
+from engine.scheduling.siblings import Siblings
+from engine.scheduling.step_budget import StepBudget
+from engine.scheduling.turns import Turns
 from engine.spec.speculator import Speculator
-from engine.step_budget import StepBudget
-from engine.turns import Turns
 from engine.types import FinishReason, TokenMasks
 
 # A tenant may have so many requests in the queue for each place that is left in it: alone it fills four fifths.
@@ -43,7 +43,7 @@ class SchedulerStats:
 
 
 class Roster:
-    """The part of the scheduler that keeps requests; `engine.scheduler.Scheduler` is the whole."""
+    """The part of the scheduler that keeps requests; `engine.scheduling.scheduler.Scheduler` is the whole."""
 
     def __init__(
         self,

@@ -19,10 +19,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from engine.block_pool import BlockPool, PoolCorrupt
-from engine.cached_pages import KEPT_HITS, TOLD_BYTES, CachedPage, News, Text, Told, Traffic
-from engine.prefix_history import Absence, PrefixHistory
-from engine.request import Request
+from engine.kv.block_pool import BlockPool, PoolCorrupt
+from engine.kv.cached_pages import KEPT_HITS, TOLD_BYTES, CachedPage, News, Text, Told, Traffic
+from engine.kv.prefix_history import Absence, PrefixHistory
+from engine.scheduling.request import Request
 
 DIGEST_BYTES = 32
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from engine.limits import NeverFits
 from engine.messages import NewRequest, Output
-from engine.request import Request
+from engine.scheduling.request import Request
 from engine.types import BeamParams, FinishReason, RowResult, SamplingParams
 
 

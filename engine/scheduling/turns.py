@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from engine.request import Request
+from engine.scheduling.request import Request
 
 PRIORITY_STEP = 4096
 PROMPT_WEIGHT, GENERATED_WEIGHT = 1, 2

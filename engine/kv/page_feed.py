@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine.cached_pages import News
+from engine.kv.cached_pages import News
 from engine.messages import Pages
 
 MAX_READERS = 64

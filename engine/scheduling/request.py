@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from engine.block_pool import PoolCorrupt
-from engine.prefix_history import Missed
+from engine.kv.block_pool import PoolCorrupt
+from engine.kv.prefix_history import Missed
 from engine.spec.pace import PRIOR_RATE
 from engine.types import FinishReason, SamplingParams, TokenMasks, Vector
 
 if TYPE_CHECKING:
-    from engine.beams import Beams
+    from engine.scheduling.beams import Beams
 
 
 class RequestStatus(StrEnum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.request import Request
+from engine.scheduling.request import Request
 from engine.types import FinishReason, TokenMasks
 
 

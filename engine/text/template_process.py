@@ -12,8 +12,8 @@ import sys
 import msgspec
 
 from engine.bounded_process import answer_all
-from engine.chat_template import ChatTemplate, ChatTemplateError
 from engine.messages import Conversation, Rendered, Template
+from engine.text.chat_template import ChatTemplate, ChatTemplateError
 
 
 class _Renderings:

@@ -7,7 +7,7 @@ even that fits, alone in the engine and at twice the pace of late, the request e
 
 from __future__ import annotations
 
-from engine.request import Request, RequestStatus
+from engine.scheduling.request import Request, RequestStatus
 from engine.spec.pace import StepCost
 
 # Measured times are those of a moment: so much faster it may be this time.
