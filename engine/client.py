@@ -11,8 +11,6 @@ import itertools
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -33,7 +31,6 @@ from engine.messages import (
     FromCore,
     NewRequest,
     Pages,
-    Ping,
     Pong,
     Ready,
     Recall,
@@ -44,6 +41,7 @@ from engine.messages import (
 )
 from engine.metrics import EngineMetrics
 from engine.pooled_text import PooledText
+from engine.pulse import Health, Pulse
 from engine.text.answer import Answer, AnswerAborted, EngineBusy, EngineDown, EngineError, Generation, PromptRejected
 from engine.types import SamplingParams
 
@@ -53,15 +51,6 @@ _MIN_BACKOFF_SECONDS = 0.5
 _MAX_BACKOFF_SECONDS = 30.0
 _STABLE_AFTER_SECONDS = 60.0  # a core that lived this long was healthy: the next back-off starts from the beginning
 _PING_INTERVAL_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """`state`: ok, starting, restarting, reloading, stalled or stopped."""
-
-    state: str
-    last_step_age_seconds: float | None = None
-    detail: str | None = None
 
 
 class EngineClient:
@@ -83,14 +72,14 @@ class EngineClient:
         self.feed = PageFeed()
         self.adapters = AdapterRegistry(adapters, self._send)
         self.startup_failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._config = config
+        self.config = config  # of the core that serves, or comes next
         self._core_module = core_module
         self._watchdog_seconds = watchdog_seconds
         self._state = "starting"
         self._detail: str | None = None
         self._answers: dict[int, Answer | PooledText] = {}
         self._ids = itertools.count(1)
-        self._pings: dict[int, asyncio.Future[Pong]] = {}
+        self._pulse = Pulse(self._send)
         self._connection: CoreProcess | None = None
         self._adds: dict[int, Add] = {}  # what was sent for each open answer
         self._answer_closed = asyncio.Event()
@@ -101,29 +90,14 @@ class EngineClient:
         self._supervision: asyncio.Task[None] | None = None
 
     @property
-    def looks_up(self) -> bool:
-        """Whether drafts are looked up in a request's texts, a predicted answer among them."""
-        return self._config.speculative == "ngram"
-
-    @property
-    def loads_adapters(self) -> bool:
-        """Whether adapters can come and go while the engine runs."""
-        return self._config.lora_dir is not None
-
-    @property
-    def reload_dir(self) -> Path | None:
-        """The folder that other weights may come from while the engine runs; None: from nowhere."""
-        return None if self._config.reload_dir is None else Path(self._config.reload_dir)
-
-    @property
     def max_answers(self) -> int:
         """How many answers one request can ask for: as many as run and wait at once."""
-        return self._config.max_num_seqs + self._config.max_waiting
+        return self.config.max_num_seqs + self.config.max_waiting
 
     @property
     def max_rows(self) -> int:
         """How many sequences run at once."""
-        return self._config.max_num_seqs
+        return self.config.max_num_seqs
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -171,7 +145,7 @@ class EngineClient:
                 told = self._exchange.next_config(reason, as_told=self._leave.is_set())
                 if told is not None:
                     self._leave.clear()
-                    self._config, self._state = told, "reloading"
+                    self.config, self._state = told, "reloading"
                     continue
             if not was_ready:
                 # Nothing has ever worked: the same start would fail again. Whoever started us must know.
@@ -191,7 +165,7 @@ class EngineClient:
     async def _run_core(self) -> str:
         """Start one core process and wait for its end; returns why it ended."""
         self._detail = None
-        config = msgspec.structs.replace(self._config, adapters=self.adapters.entries())
+        config = msgspec.structs.replace(self.config, adapters=self.adapters.entries())
         self.metrics.on_core_start()
         self._connection = core = await CoreProcess.start(self._core_module, config, self.receive)
         ended = asyncio.create_task(core.wait())
@@ -216,7 +190,7 @@ class EngineClient:
         while True:
             await asyncio.sleep(_PING_INTERVAL_SECONDS)
             try:
-                await self._ping(self._watchdog_seconds)
+                await self._pulse.take(self._watchdog_seconds)
             except (TimeoutError, EngineDown):
                 return
 
@@ -233,10 +207,7 @@ class EngineClient:
         for answer in [answer for i, answer in self._answers.items() if i not in held]:
             answer.fail(lost, "error")
             self._close(answer)
-        for ping in self._pings.values():
-            if not ping.done():
-                ping.set_exception(EngineDown(reason))
-        self._pings.clear()
+        self._pulse.lose(reason)
 
     # --- requests ------------------------------------------------------------------------------------------------
 
@@ -252,7 +223,7 @@ class EngineClient:
             raise ReloadFailed("The weights are being exchanged already.")
         if self._connection is None or self.ready is None or self._state != "ok":
             raise EngineDown(f"The engine is {self._state}. Try again in a few seconds.")
-        self._exchange = Exchange(self._config, msgspec.structs.replace(self._config, model_path=model_path))
+        self._exchange = Exchange(self.config, msgspec.structs.replace(self.config, model_path=model_path))
         # Whoever asked may leave; the exchange is brought to its end.
         return await asyncio.shield(asyncio.create_task(self._reload(self._exchange)))
 
@@ -352,22 +323,7 @@ class EngineClient:
         """Ask the loop itself. A step that takes longer than the time-out reads as stalled."""
         if self._state != "ok":
             return Health(self._state, detail=self._detail)
-        try:
-            pong = await self._ping(timeout_seconds)
-        except TimeoutError:
-            return Health("stalled", detail=f"the loop did not answer within {timeout_seconds:.0f} s")
-        except EngineDown as error:
-            return Health("restarting", detail=str(error))
-        return Health("ok", pong.last_step_age_seconds)
-
-    async def _ping(self, timeout_seconds: float) -> Pong:
-        number = next(self._ids)
-        future = self._pings[number] = asyncio.get_running_loop().create_future()
-        self._send(Ping(number))
-        try:
-            return await asyncio.wait_for(future, timeout_seconds)
-        finally:
-            self._pings.pop(number, None)
+        return await self._pulse.health(timeout_seconds)
 
     def _send(self, message: ToCore) -> None:
         if self._connection is not None:
@@ -391,10 +347,8 @@ class EngineClient:
                     if answer is not None:
                         answer.fail(error, "rejected")
                         self._close(answer)
-            case Pong(number):
-                future = self._pings.get(number)
-                if future is not None and not future.done():
-                    future.set_result(message)
+            case Pong():
+                self._pulse.receive(message)
             case AdapterLoaded() | AdapterFailed() | AdapterGone():
                 self.adapters.receive(message)
             case Pages():

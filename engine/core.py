@@ -9,29 +9,26 @@ from __future__ import annotations
 
 import gc
 import logging
-import math
 import os
 import select
 import signal
 import socket
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from itertools import chain
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from engine.adapters.store import AdapterStore, no_adapters
+from engine.admission import Admission
 from engine.assembly import build_scheduler, build_tiers
 from engine.config import EngineConfig
-from engine.grammar.anteroom import Anteroom
 from engine.grammar.compiling import Compiler, Grammars, Vocabulary
 from engine.kernels.jit_monitor import monitor as jit_monitor
 from engine.kv.block_pool import PoolCorrupt
 from engine.lifeline import die_with_parent
-from engine.limits import MicroBatching, NeverFits, QueueFull
+from engine.limits import MicroBatching
 from engine.loader.errors import ModelFileError
 from engine.memory import EngineMemoryError
 from engine.messages import (
@@ -41,8 +38,6 @@ from engine.messages import (
     FrameReader,
     FromCore,
     LoadAdapter,
-    NewRequest,
-    Output,
     Pages,
     Ping,
     Pong,
@@ -63,15 +58,13 @@ from engine.snapshot import snapshot
 from engine.spec.loading import demand_of, load_speculator, open_draft
 from engine.spec.speculator import MOST_DRAFTS
 from engine.transfer.tiers import Tiers
-from engine.types import FinishReason, Runner, TokenMasks
+from engine.types import Runner
 
 log = logging.getLogger("engine.core")
 
 # A fault that hits this many steps in a row is not one request's fault.
 MAX_CONSECUTIVE_FAILURES = 3
 _RECEIVE_BYTES = 1 << 18
-_RETRY_AFTER_SECONDS = (1.0, 60.0)  # least and most
-_FINISHES_REMEMBERED = 64
 
 
 class EngineCore:
@@ -92,7 +85,7 @@ class EngineCore:
         self._batching = batching
         self._runner = runner
         self._scheduler = scheduler
-        self._anteroom = Anteroom(grammars, scheduler.config.max_waiting)
+        self._admission = Admission(scheduler, grammars, tiers)
         self._adapters: AdapterStore[Any] = adapters or no_adapters()
         self._tiers = tiers
         self._connection = connection
@@ -102,7 +95,6 @@ class EngineCore:
         self._steps = 0
         self._step_failures = 0
         self._last_step_end: float | None = None
-        self._finish_times: deque[float] = deque(maxlen=_FINISHES_REMEMBERED)
 
     def run(self) -> None:
         """Serve until the HTTP process closes the connection.
@@ -112,8 +104,7 @@ class EngineCore:
             PoolCorrupt, SchedulerStalled, ValueError: a bug; nothing that this process still says could be trusted.
         """
         while self._drain(self._patience()) and self._gather():
-            self._admit_compiled()
-            self._admit_loaded()
+            self._admit()
             self._tell_of_adapters()
             self._expire()
             if self._scheduler.has_work:
@@ -149,13 +140,8 @@ class EngineCore:
 
     def _tell_of_adapters(self) -> None:
         """Between two steps, adapters come and go."""
-        for news in self._adapters.news(self._adapters_in_use):
+        for news in self._adapters.news(self._admission.adapters):
             self._send(news)
-
-    def _adapters_in_use(self) -> Iterable[int]:
-        running = (request.adapter for request in self._scheduler.requests())
-        waiting = chain(self._anteroom.requests(), () if self._tiers is None else self._tiers.requests())
-        return chain(running, (request.adapter for request in waiting))
 
     # --- input ---------------------------------------------------------------------------------------------------
 
@@ -185,7 +171,7 @@ class EngineCore:
         `seconds`: how long to wait for it where there is nothing yet; None: as long as it takes.
         """
         if seconds != 0:
-            sources = (self._connection, self._anteroom, self._adapters, self._tiers)
+            sources = (self._connection, self._admission.anteroom, self._adapters, self._tiers)
             select.select([source.fileno() for source in sources if source is not None], [], [], seconds)
         while True:
             try:
@@ -205,16 +191,15 @@ class EngineCore:
     def _handle(self, message: ToCore) -> None:
         match message:
             case Add(requests):
-                self._admit(requests)
+                self._stats_changed = True
+                for refusal in self._admission.enter(requests):
+                    self._send(refusal)
             case Abort(request_ids, stopped):
                 self._stats_changed = True
-                self._anteroom.leave(request_ids)
-                if self._tiers is not None:
-                    self._tiers.leave(request_ids)
-                self._scheduler.abort(request_ids, stopped=stopped)
+                self._admission.leave(request_ids, stopped=stopped)
             case Recall(parties):
                 self._stats_changed = True
-                recalled = [i for party in parties if self._give_back(party) for i in party]
+                recalled = [i for party in parties if self._admission.give_back(party) for i in party]
                 self._send(Recalled(recalled))
             case LoadAdapter(entry):
                 self._adapters.ask(entry)
@@ -224,62 +209,17 @@ class EngineCore:
                 age = None if self._last_step_end is None else time.monotonic() - self._last_step_end
                 self._send(Pong(number, age))
 
-    def _give_back(self, party: list[int]) -> bool:
-        """Forget requests that came together, if nothing was computed for any of them."""
-        waiting = {request.request_id for request in self._anteroom.requests()}
-        if waiting.issuperset(party):
-            self._anteroom.leave(party)
-            return True
-        return self._scheduler.give_back(party)
-
-    def _admit(
-        self, requests: list[NewRequest], grammars: Mapping[int, TokenMasks] | None = None, *, loaded: bool = False
-    ) -> None:
-        """Take requests in, or refuse them all. `grammars` None: those that have one wait until it is compiled.
-        `loaded`: what there is of their pages elsewhere is here."""
-        self._stats_changed = True
-        try:
-            if grammars is None and any(r.grammar is not None for r in requests):
-                self._anteroom.enter(requests)
-            elif loaded or not self._wait_for_pages(requests, grammars or {}):
-                self._scheduler.add(requests, grammars or {})
-        except NeverFits as error:
-            self._send(Rejected([r.request_id for r in requests], str(error)))
-        except QueueFull as error:
-            self._send(Rejected([r.request_id for r in requests], str(error), self._retry_after_seconds()))
-
-    def _wait_for_pages(self, requests: list[NewRequest], grammars: Mapping[int, TokenMasks]) -> bool:
-        """Whether there are pages of theirs to wait for. Raises as `Scheduler.check_fit`."""
-        if self._tiers is None:
-            return False
-        self._scheduler.check_fit(requests)
-        return self._tiers.enter(requests, [self._scheduler.request_of(r) for r in requests], grammars)
-
-    def _admit_loaded(self) -> None:
-        for party in self._tiers.ready() if self._tiers is not None else ():
-            self._admit(party.requests, party.grammars, loaded=True)
-
-    def _admit_compiled(self) -> None:
-        for party in self._anteroom.ready():
-            failed = [Output(i, [], finish_reason=FinishReason.ERROR, error=text) for i, text in party.faults.items()]
-            if failed:
-                self._send(Step(failed, self.stats()))
-            going_on = [r for r in party.requests if r.request_id not in party.faults]
-            if going_on:
-                self._admit(going_on, party.grammars)
+    def _admit(self) -> None:
+        """Let on who has what it waited for."""
+        waiting = len(self._admission)
+        for news in self._admission.advance():
+            self._send(news if isinstance(news, Rejected) else Step(news, self.stats()))
+        self._stats_changed |= len(self._admission) != waiting
 
     def _expire(self) -> None:
         """Tell those who are too late before the next step, so that they take none of it."""
         if late := self._scheduler.expire(time.monotonic()):
             self._send(Step(late, self.stats()))
-
-    def _retry_after_seconds(self) -> float:
-        """When a queue of this length will have moved on, by the rate at which requests finished lately."""
-        least, most = _RETRY_AFTER_SECONDS
-        if len(self._finish_times) < 2:
-            return least
-        elapsed = time.monotonic() - self._finish_times[0]
-        return min(most, max(least, math.ceil(self._scheduler.num_waiting * elapsed / len(self._finish_times))))
 
     # --- one step ------------------------------------------------------------------------------------------------
 
@@ -307,7 +247,7 @@ class EngineCore:
             self._failures_in_a_row = 0
         self._steps += 1
         end = self._last_step_end = time.monotonic()
-        self._finish_times.extend(end for output in outputs if output.finish_reason is not None)
+        self._admission.finished(end, sum(output.finish_reason is not None for output in outputs))
         self._check_idle()
         if (news := self._scheduler.cache.news()) is not None:  # first: who has an answer finds its pages told
             self._send(Pages(*news))
@@ -327,7 +267,7 @@ class EngineCore:
     def stats(self) -> Stats:
         """A snapshot of pages, queue and counters."""
         stats = snapshot(self._scheduler, self._tiers)
-        stats.waiting += len(self._anteroom)
+        stats.waiting += len(self._admission)
         stats.steps, stats.step_failures = self._steps, self._step_failures
         stats.late_kernels = jit_monitor.late_compilations
         return stats

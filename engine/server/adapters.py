@@ -63,7 +63,7 @@ class AdapterAdmin:
         return {"id": asked.lora_name, "unloaded": True}
 
     def _adapters(self) -> AdapterRegistry:
-        if not self._client.loads_adapters:
+        if self._client.config.lora_dir is None:
             raise ApiError(
                 403,
                 "This engine loads no adapters while it runs: it was started without '--lora-dir'.",

@@ -100,7 +100,7 @@ class Jobs:
     def _prediction(self, request: ChatRequest) -> tuple[int, ...]:
         """The tokens of what the client expects. Raises ApiError where nothing looks there for drafts."""
         text = predicted_text(request.prediction)
-        if text and not self._client.looks_up:
+        if text and self._client.config.speculative != "ngram":
             raise unsupported("prediction", "Leave it out, or start the engine with '--speculative ngram'.")
         return tuple(self._model.tokenizer.encode(text, add_special=False)[: self.max_total_tokens])
 

@@ -36,7 +36,7 @@ class WeightsAdmin:
 
     async def reload(self, raw: bytes) -> Json:
         """Exchange the weights; the answer comes when the new ones serve. Raises what `as_api_error` knows."""
-        root = self._client.reload_dir
+        root = self._client.config.reload_dir
         if root is None:
             raise ApiError(
                 403,
@@ -46,7 +46,7 @@ class WeightsAdmin:
             )
         asked = msgspec.convert(decode_object(raw), ReloadRequest)
         try:
-            path = find_weights(asked.path, root)
+            path = find_weights(asked.path, Path(root))
             info = await asyncio.to_thread(read_info, path)
             if fingerprint(info) != self._model.fingerprint:
                 raise ModelFileError(

@@ -74,7 +74,8 @@ def emitted() -> set[str]:
             if isinstance(node, ast.IfExp):
                 found.update(named[part.id] for part in (node.body, node.orelse) if getattr(part, "id", "") in named)
     found.update(class_codes("gateway/access/principal.py").values())  # answered with the code of the key's fault
-    for tree in trees_of("engine/server", without=("pages.py",)):  # what gateways ask engines, no client hears of
+    # What gateways and operators ask engines, no client hears of.
+    for tree in trees_of("engine/server", without=("pages.py", "adapters.py", "reloading.py")):
         for name, call, code in calls(tree):
             status = call.args[0] if call.args else None
             if name == "ApiError" and isinstance(status, ast.Constant) and status.value in (400, 404) and code:
