@@ -41,7 +41,7 @@ def logits_after(runner: ModelRunner, tokens: Sequence[int]) -> torch.Tensor:
     """float32 `[tokens, vocab]`, computed in one step."""
     import torch
 
-    from engine.runner import step_geometry
+    from engine.geometry import step_geometry
 
     pages = range(1, 2 + len(tokens) // runner.geometry.block_size)
     row = StepRow(0, list(tokens), 0, pages, True, SamplingParams(temperature=0.0), list(tokens), len(tokens))

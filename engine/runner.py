@@ -19,6 +19,7 @@ import torch
 
 from engine.adapters.low_rank import AdapterWeights, StepAdapters
 from engine.adapters.peft import read_adapter
+from engine.geometry import sampled_tokens, step_geometry
 from engine.kernels.jit_monitor import monitor as jit_monitor
 from engine.layers import native
 from engine.layers.attention import AttentionBackend, AttentionConfig, LongArray, StepGeometry
@@ -112,7 +113,7 @@ class ModelRunner:
             hidden = self._hidden(token_ids, geometry, wanted.indices)
             return self._pooler.results(rows, wanted, hidden, row_faults)
         scores = PromptScores.wanted(rows, geometry.query_starts)
-        sampled = _sampled_tokens(rows, geometry)
+        sampled = sampled_tokens(rows, geometry)
         hidden = self._hidden(token_ids, geometry, np.concatenate([sampled, scores.indices]))
         positions = expand(rows)
         hidden, scored = hidden[: len(positions)], hidden[len(positions) :]
@@ -239,49 +240,6 @@ class ModelRunner:
             "num_blocks": self._config.num_blocks,
             "memory": self.ledger().as_dict(),
         }
-
-
-def _sampled_tokens(rows: Sequence[StepRow], step: StepGeometry) -> LongArray:
-    """Of each row its last token and, with drafts, as many before it: indices into the step's tokens, int64."""
-    last = step.query_starts[1:].astype(np.int64) - 1
-    if not any(row.num_drafts for row in rows):
-        return last
-    return np.concatenate([np.arange(end - row.num_drafts, end + 1) for row, end in zip(rows, last, strict=True)])
-
-
-def step_geometry(rows: Sequence[StepRow], block_size: int, max_model_len: int) -> StepGeometry:
-    """The rows of a plan laid end to end. Raises ValueError where they break the plan's contract."""
-    lengths = [len(row.token_ids) for row in rows]
-    num_decode_rows = next((i for i, length in enumerate(lengths) if length != 1), len(rows))
-    widths = [-(-(row.start + length) // block_size) for row, length in zip(rows, lengths, strict=True)]
-    tables = np.zeros((len(rows), max(widths)), dtype=np.int32)
-    for i, (row, length, width) in enumerate(zip(rows, lengths, widths, strict=True)):
-        if length < 1 or row.start < 0 or row.start + length > max_model_len:
-            raise ValueError(
-                f"request {row.request_id}: positions {row.start} to {row.start + length - 1} do not fit "
-                f"max_model_len {max_model_len}"
-            )
-        if len(row.block_table) < width:
-            raise ValueError(f"request {row.request_id}: {len(row.block_table)} pages for {row.start + length} tokens")
-        tables[i, :width] = row.block_table[:width]
-    starts = np.array([row.start for row in rows], dtype=np.int64)
-    counts = np.array(lengths, dtype=np.int64)
-    query_starts = np.zeros(len(rows) + 1, dtype=np.int32)
-    np.cumsum(counts, out=query_starts[1:])
-    owners = np.repeat(np.arange(len(rows)), counts)
-    positions = np.arange(query_starts[-1]) - query_starts[owners] + starts[owners]
-    slots = tables[owners, positions // block_size].astype(np.int64) * block_size + positions % block_size
-    seq_lens = (starts + counts).astype(np.int32)
-    return StepGeometry(
-        query_starts=query_starts,
-        seq_lens=seq_lens,
-        block_tables=tables,
-        positions=positions,
-        slots=slots,
-        num_decode_rows=num_decode_rows,
-        max_query_len=max(lengths),
-        max_seq_len=int(seq_lens.max()),
-    )
 
 
 def load_runner(

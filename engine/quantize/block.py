@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from engine.geometry import step_geometry
 from engine.layers.attention import AttentionConfig
 from engine.layers.device import build_attention, build_ops
 from engine.layers.linear import Linear, LinearPolicy
@@ -20,7 +21,6 @@ from engine.models.spec import LayerSpec, ModelSpec
 from engine.models.tensors import FloatArray, LayerTensors
 from engine.quant.blocks import dense
 from engine.quant.matrix import WeightMatrix
-from engine.runner import step_geometry
 from engine.types import SamplingParams, StepPlan, StepRow
 
 PRODUCTS = ("qkv", "attention_output", "gate_up", "down")

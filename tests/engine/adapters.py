@@ -13,7 +13,7 @@ import transformers
 
 from engine.adapters.low_rank import AdapterWeights, StepAdapters
 from engine.adapters.peft import read_adapter
-from engine.runner import step_geometry
+from engine.geometry import step_geometry
 from engine.types import SamplingParams, StepRow
 from tests.engine.hf_models import PAGE, Model
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import transformers
 
+from engine.geometry import step_geometry
 from engine.layers.attention import AttentionConfig
 from engine.layers.device import build_attention, build_ops
 from engine.layers.linear import LinearPolicy
@@ -21,7 +22,6 @@ from engine.loader.hf_weights import HfWeights
 from engine.loader.safetensors import Safetensors
 from engine.models.decoder import Decoder
 from engine.models.tensors import TensorSource
-from engine.runner import step_geometry
 from tests.engine.models import row
 
 PAGE = 16

@@ -10,10 +10,10 @@ import sys
 
 import torch
 
+from engine.geometry import step_geometry
 from engine.kernels.jit_monitor import monitor
 from engine.layers.attention import AttentionConfig
 from engine.layers.attention_triton import TritonAttention
-from engine.runner import step_geometry
 from engine.types import SamplingParams, StepRow
 from tests.engine.kernel_support import kernel_device
 

@@ -12,7 +12,8 @@ import transformers
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
-from engine.runner import ModelRunner, step_geometry
+from engine.geometry import step_geometry
+from engine.runner import ModelRunner
 from engine.types import SamplingParams, StepPlan, StepRow
 
 GREEDY = SamplingParams(temperature=0.0)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.geometry import step_geometry
 from engine.kernels.attn_tile import paged_attention_reference
 from engine.layers import native
 from engine.layers.attention import AttentionConfig
 from engine.layers.attention_cpu import CpuAttention
-from engine.runner import step_geometry
 from tests.engine.models import row
 
 HEADS, KV_HEADS, PAGE, NUM_PAGES = 6, 2, 16, 64

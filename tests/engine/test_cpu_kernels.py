@@ -13,6 +13,7 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import quantize
 
+from engine.geometry import step_geometry
 from engine.layers import native
 from engine.layers.attention import AttentionConfig
 from engine.layers.attention_cpu import CpuAttention
@@ -22,7 +23,6 @@ from engine.layers.ops_torch import TorchOps
 from engine.models.spec import Activation
 from engine.quant.blocks import BlockTensor
 from engine.quant.tiles import to_tiles
-from engine.runner import step_geometry
 from tests.engine.models import row
 
 T = GGMLQuantizationType

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine.geometry import step_geometry
 from engine.layers.attention import AttentionBackend, AttentionConfig, StepGeometry
 from engine.layers.attention_cpu import CpuAttention
 from engine.layers.attention_triton import TritonAttention
@@ -18,7 +19,7 @@ from engine.layers.ops_triton import TritonOps
 from engine.loader.families import GgufTensors
 from engine.loader.gguf import GgufFile
 from engine.models.decoder import Decoder
-from engine.runner import ModelRunner, load_runner, step_geometry
+from engine.runner import ModelRunner, load_runner
 from engine.sampler import Sampler
 from engine.types import StepPlan, StepRow
 from tests.engine.kernel_support import kernel_device

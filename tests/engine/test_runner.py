@@ -11,10 +11,11 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
 
+from engine.geometry import step_geometry
 from engine.layers import native
 from engine.loader import ModelFileError
 from engine.memory import EngineMemoryError
-from engine.runner import ModelRunner, load_runner, step_geometry
+from engine.runner import ModelRunner, load_runner
 from engine.types import RowResult, SamplingParams, StepPlan, StepRow
 from tests.engine.models import generate, row, write_model
 
