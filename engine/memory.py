@@ -107,13 +107,15 @@ class MatrixHeader(Protocol):
 @dataclass(frozen=True, slots=True)
 class Storage:
     """How a policy stores a model: bytes per activation and per decoded weight, whether packed matrices keep a decoded
-    copy, what packing yields (None: nothing is packed), and how many times that a matrix takes while it is packed."""
+    copy, what packing yields (None: nothing is packed), how many times that a matrix takes while it is packed, and what
+    is decoded of packed weights at a time while they multiply."""
 
     element_bytes: int
     dense_element_bytes: int
     keep_dense: bool
     packed_bytes: PackedBytes | None
     packing_copies: int = 0
+    decoded_bytes: int = 0
     on_gpu: bool = False
 
 
@@ -165,7 +167,8 @@ class Demand:
             table_bytes=4 * (spec.num_float32_parameters + angles),
             # On a GPU the pieces are made in main memory, one matrix at a time.
             loading_bytes=0 if storage.on_gpu else loading + 4 * _DECODING_COPIES * PIECE_VALUES,
-            scratch_bytes=scratch_bytes(spec, self.max_num_batched_tokens, self.max_num_seqs, storage.element_bytes),
+            scratch_bytes=storage.decoded_bytes
+            + scratch_bytes(spec, self.max_num_batched_tokens, self.max_num_seqs, storage.element_bytes),
             kv_cache_bytes=self.kv_cache_bytes or pages * self.block_size * per_token,
             adapter_bytes=self.adapter_values * storage.element_bytes,
             decoded=tuple(sorted(decoded)),

@@ -4,11 +4,11 @@ precision   device  weights                                                     
 float32     any     decoded to float32: exact, reproduces transformers' greedy tokens   float32
 bfloat16    any     decoded to bfloat16                                                 bfloat16
 auto        cpu     packed (four and eight bits) where the file has them, else decoded  float32
-auto        cuda    bfloat16                                                            bfloat16
+auto        cuda    packed (four and eight bits) where the file has them, else bfloat16  bfloat16
 
 On a CPU where the compiled product with packed weights is slower at prompts than dense ones, or missing, packed weights
 serve few rows only, and a decoded copy the others. What is decoded there is bfloat16 where the processor is faster at
-it, else float32.
+it, else float32. On a GPU packed weights serve every row count: for many rows they are decoded as they are needed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import logging
 
 import torch
 
+from engine.kernels import product_table
 from engine.layers import linear_native, probe
 from engine.layers.linear import LinearPolicy, packed_bytes, packing_copies
 from engine.memory import Demand, EngineMemoryError, MemoryPlan, Storage, available_bytes
+from engine.quant.grouped import grouped_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +62,10 @@ def _candidates(precision: str, device: torch.device) -> list[LinearPolicy]:
     """Policies in order of preference, each smaller than the one before."""
     on_cpu = device.type == "cpu"
     dtype = torch.float32 if precision == "float32" or (precision == "auto" and on_cpu) else torch.bfloat16
-    if precision != "auto" or not on_cpu:
+    if precision != "auto":
         return [LinearPolicy(device, dtype, packed_rows=0)]
+    if not on_cpu:
+        return [LinearPolicy(device, dtype, packed_rows=product_table.CUBLAS_ABOVE_ROWS, dense=False)]
     dense_dtype, dense_gain = dtype, 1.0
     if probe.bfloat16_gain() >= _WORTHWHILE_GAIN:
         dense_dtype, dense_gain = torch.bfloat16, probe.bfloat16_gain()
@@ -72,13 +76,16 @@ def _candidates(precision: str, device: torch.device) -> list[LinearPolicy]:
 
 
 def _storage(policy: LinearPolicy) -> Storage:
+    on_gpu = policy.device.type == "cuda"
+    packed = bool(policy.packed_rows)
     return Storage(
         element_bytes=policy.dtype.itemsize,
         dense_element_bytes=(policy.dense_dtype or policy.dtype).itemsize,
         keep_dense=policy.dense,
-        packed_bytes=packed_bytes if policy.packed_rows else None,
-        packing_copies=packing_copies() if policy.packed_rows else 0,
-        on_gpu=policy.device.type == "cuda",
+        packed_bytes=(grouped_bytes if on_gpu else packed_bytes) if packed else None,
+        packing_copies=packing_copies() if packed and not on_gpu else 0,
+        decoded_bytes=product_table.DECODED_BYTES if packed and on_gpu else 0,
+        on_gpu=on_gpu,
     )
 
 

@@ -41,7 +41,8 @@ class LinearPolicy:
 
     `dtype`: of the activations. `packed_rows`: at most this many rows go through four- or eight-bit weights, where the
     file has them (0: never). `dense`: keep a copy for more rows, in `dense_dtype` (None: `dtype`); without it the
-    packed weights serve every row count.
+    packed weights serve every row count. `deterministic`: on a GPU, a row's packed product does not depend on the rows
+    beside it.
     """
 
     device: torch.device
@@ -49,6 +50,7 @@ class LinearPolicy:
     packed_rows: int
     dense: bool = True
     dense_dtype: torch.dtype | None = None
+    deterministic: bool = False
 
 
 class DenseLinear:
@@ -113,9 +115,9 @@ class Int4PackLinear:
 class ReorderedLinear:
     """`inner` has the columns of the matrix in another order: x is brought into it first."""
 
-    def __init__(self, inner: Linear, order: npt.NDArray[np.int32]) -> None:
+    def __init__(self, inner: Linear, order: npt.NDArray[np.int32], device: torch.device) -> None:
         self.in_features, self.out_features = inner.in_features, inner.out_features
-        self._inner, self._order = inner, torch.from_numpy(order)
+        self._inner, self._order = inner, torch.from_numpy(order).to(device)
         self.num_bytes = inner.num_bytes + self._order.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -199,11 +201,19 @@ def _packed_linear(
     parts: Sequence[WeightMatrix], policy: LinearPolicy, bias: torch.Tensor | None, out_dtype: torch.dtype | None
 ) -> Linear | None:
     """The best packed implementation for these encodings on this machine, or None."""
-    if policy.device.type != "cpu" or not same_order(parts):
+    if not same_order(parts):
         return None
-    packed = linear_native.build_packed(parts, bias, out_dtype) or _int4pack(parts, policy, bias)
+    packed: Linear | None
+    if policy.device.type == "cuda":
+        from engine.layers.linear_triton import build_packed  # a machine without a GPU needs no Triton
+
+        packed = build_packed(
+            parts, policy.device, policy.dtype, bias, out_dtype=out_dtype, deterministic=policy.deterministic
+        )
+    else:
+        packed = linear_native.build_packed(parts, bias, out_dtype) or _int4pack(parts, policy, bias)
     order = parts[0].column_order
-    return packed if packed is None or order is None else ReorderedLinear(packed, order)
+    return packed if packed is None or order is None else ReorderedLinear(packed, order, policy.device)
 
 
 def _int4pack(parts: Sequence[WeightMatrix], policy: LinearPolicy, bias: torch.Tensor | None) -> Linear | None:
