@@ -360,6 +360,8 @@ class Connection(asyncio.Protocol):
             raise ValueError("an answer that nobody asked for")
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._exchange is not None and self._exchange.status:
+            return  # a trailer: nobody reads it, and it must not pass for a header of the connection's next answer
         self._headers[_NAMES.get(name) or name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:

@@ -240,6 +240,7 @@ class EventStream:
         if gone_on:
             self.repeats_reasons = True
             self._finished -= gone_on
+            self._exchange.patience_s = self._between_tokens_s  # it was shorter when the answer seemed to have ended
             held = without_reasons(held, gone_on)
         self._ready.append(held)
 

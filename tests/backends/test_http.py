@@ -297,6 +297,18 @@ async def test_a_head_without_an_end_is_an_error(client, serve):
         await stopped.wait()
 
 
+async def test_trailers_are_no_headers_of_the_next_answer(client, serve):
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nretry-after: 9\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+
+    origin = await serve(handle)
+    assert await (await send(client, origin)).read_all(10) == b"x"
+    assert (await send(client, origin)).headers == {"content-length": "0"}
+
+
 async def test_broken_chunk_is_an_error_after_what_came(client, serve):
     origin = await serve(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\nzz\r\n")
     exchange = await send(client, origin)

@@ -161,6 +161,27 @@ async def test_a_fault_of_the_taker_comes_out_of_the_iteration(paced):
     assert answer.attempt.outcome == "cancelled"
 
 
+async def test_a_server_that_goes_on_after_a_finish_reason_has_its_whole_time_again(bench, serve, monkeypatch):
+    monkeypatch.setattr("backends.stream.AFTER_FINISH_S", 0.3)
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(HEAD + framed(said(content="a")))
+        for text in "bc":
+            await asyncio.sleep(0.05)
+            writer.write(framed(said(content=text)))
+        await asyncio.sleep(0.7)
+        writer.write(framed(said(content="d"), DONE) + END)
+
+    bench.pool("main", f"http://{await serve(handle)}/v1", attempts=1, between_tokens_s=5.0)
+    answer = await bench.open()
+    passed: list[Event] = []
+    answer.pass_on(lambda event: passed.append(event) or True)
+    passed += [event async for event in answer.events]
+    await answer.aclose()
+    assert [event.chunk.choices[0].delta.content for event in passed if event.chunk] == list("abcd")
+
+
 async def test_none_ends_it(paced):
     answer = await paced(*(framed(event) for event in whole()), END)
     taker = Taker()
