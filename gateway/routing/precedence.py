@@ -22,6 +22,8 @@ def precedence(life: Life, deadline: float | None) -> dict[str, Any]:
     if life.principal is not None:
         fields["tenant"] = life.principal.team_id
     own = life.asked.payload.get("priority")
+    if isinstance(own, float) and own.is_integer():
+        own = int(own)  # as the engine reads it
     if own is None or (isinstance(own, int) and not isinstance(own, bool)):
         given = 0 if life.policy is None else life.policy.document.priority
         fields["priority"] = min(_MOST, given + PATIENT_PRIORITY * life.patient + max(0, own or 0))

@@ -60,6 +60,8 @@ async def test_what_is_left_of_the_deadline(open_door: Open, upstream: MockUpstr
         ({}, -5),
         ({"priority": 3}, -2),
         ({"priority": -50}, -5),
+        ({"priority": -50.0}, -5),
+        ({"priority": 3.0}, -2),
         ({"service_tier": "flex"}, 5),
         ({"service_tier": "flex", "priority": 99}, 100),
     ],
