@@ -285,6 +285,9 @@ def wrong_type(error: msgspec.ValidationError, kind: type[Any] | None = None) ->
 PROMPT_TOKENS_HEADER = "x-tierline-prompt-tokens"
 # A header of its answers: the last full page of the prompt, as its feed of pages names it.
 PROMPT_PAGE_HEADER = "x-tierline-prompt-page"
+# Headers of a request to it: where another engine has computed the prompt, and how many tokens it had to compute.
+PAGES_FROM_HEADER = "x-tierline-pages-from"
+PREFILLED_HEADER = "x-tierline-prefilled-tokens"
 
 
 def whole_number(text: str, digits: int) -> int | None:

@@ -19,7 +19,7 @@ from edge.limits import Limits
 from edge.server import Server
 from engine.adapters.peft import find_folder
 from engine.client import EngineClient
-from engine.config import PRECISIONS, SPECULATIVE, TASKS, EngineConfig
+from engine.config import PRECISIONS, ROLES, SPECULATIVE, TASKS, EngineConfig
 from engine.flags import with_flags
 from engine.kv.page_seed import page_seed
 from engine.lifeline import watch_lifeline
@@ -33,6 +33,7 @@ from engine.server.model import Model
 from engine.server.reply_form import REASONING_PARSERS, TOOL_PARSERS
 from engine.text.chat_template import ChatTemplateError
 from engine.transfer import address as redis_address
+from engine.transfer.role import check_role
 
 _DRAIN_SECONDS = 10
 
@@ -91,6 +92,21 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     )
     add(
         "--speculative",
+    add(
+        "--role",
+        choices=ROLES,
+        default=defaults.role,
+        help="prefill: compute prompts for other engines; decode: have long ones computed by others (%(default)s)",
+    )
+    add("--kv-listen", help="offer pages to other engines: tcp://HOST:PORT, or shm:///PATH on the same host")
+    add("--kv-address", help="how others reach what --kv-listen names (default: the same)")
+    add(
+        "--kv-outbox-bytes",
+        type=_integer(1),
+        default=defaults.kv_outbox_bytes,
+        help="memory for pages that are offered; the least recently used go first (%(default)s)",
+    )
+    add("--kv-peer", action="append", default=[], metavar="ADDRESS", help="fetch pages from there; repeatable")
         choices=SPECULATIVE,
         default=defaults.speculative,
         help="propose tokens and check several in one step: by look-up in the text, by a draft model, or by a head "
@@ -224,8 +240,10 @@ def _check_tiers(options: argparse.Namespace) -> None:
         os.environ[redis_address.VARIABLE] = options.kv_redis_url  # for the core
     if options.kv_host_dir is not None and options.kv_host_bytes is None:
         raise ValueError("'--kv-host-dir' needs '--kv-host-bytes': how large the file may become")
-    if (redis_address.redis_url() or options.kv_host_bytes) and options.no_prefix_cache:
-        raise ValueError("pages in Redis and on the host are the prefix cache's, which '--no-prefix-cache' forbids")
+    check_role(options.role, options.kv_listen, options.kv_address, options.kv_peer)
+    elsewhere = redis_address.redis_url() or options.kv_host_bytes or options.kv_listen or options.kv_peer
+    if elsewhere and options.no_prefix_cache:
+        raise ValueError("pages elsewhere are the prefix cache's, which '--no-prefix-cache' forbids")
 
 
 class _DrainingServer(Server):
@@ -292,6 +310,8 @@ def main(arguments: list[str]) -> int:
         model = Model.load(path, name, said, recommended=recommended, **parsers, task=options.task)
         if model.pooling is not None and options.speculative != "off":
             raise ValueError("'--speculative' is for models that generate text, and this one does not")
+        if model.pooling is not None and options.role != "both":
+            raise ValueError("'--role' is for models that generate text, and this one does not")
         if options.reload_dir is not None and not options.reload_dir.is_dir():
             raise ValueError(f"'--reload-dir' {options.reload_dir}: no such folder")
         adapters = _find_adapters(options, model)
@@ -321,6 +341,11 @@ def main(arguments: list[str]) -> int:
         kv_redis_ttl_seconds=options.kv_redis_ttl_seconds,
         target_tpot_ms=options.target_tpot_ms,
         speculative=options.speculative,
+        role=options.role,
+        kv_listen=options.kv_listen,
+        kv_address=options.kv_address,
+        kv_outbox_bytes=options.kv_outbox_bytes,
+        kv_peers=tuple(options.kv_peer),
         num_speculative_tokens=options.num_speculative_tokens,
         draft_model_path=None if draft is None else str(draft),
         max_loras=options.max_loras if adapters or options.lora_dir is not None else 0,

@@ -20,6 +20,9 @@ from engine.transfer.courier import Tier
 from engine.transfer.format import PageFormat
 from engine.transfer.host_store import HostStore
 from engine.transfer.page_memory import PageMemory
+from engine.transfer.page_server import PageServer
+from engine.transfer.peer_address import PeerAddress
+from engine.transfer.peer_store import PeerStore
 from engine.transfer.tiers import Tiers
 from engine.types import Runner
 
@@ -64,7 +67,7 @@ def build_tiers(
         ValueError: a setting makes no sense, or there is no room for what it says.
     """
     url = redis_url()
-    if url is None and config.kv_host_bytes is None:
+    if url is None and config.kv_host_bytes is None and config.kv_listen is None and not config.kv_peers:
         return None
     page_format = PageFormat(
         model_digest=digest, layout=memory.layout, page_bytes=memory.page_bytes, secret=cache.secret(b"kv pages")
@@ -89,4 +92,17 @@ def build_tiers(
             ttl_s=config.kv_redis_ttl_seconds,
         )
         shared = Tier(store, page_format)
-    return Tiers(cache, memory, host=host, shared=shared, max_waiting=config.max_waiting)
+    secret, server = cache.secret(b"kv transfer"), None
+    peers = {
+        address: Tier(
+            PeerStore(
+                PeerAddress.parse(address), space=page_format.space, secret=secret, value_bytes=page_format.value_bytes
+            ),
+            page_format,
+        )
+        for address in config.kv_peers
+    }
+    if config.kv_listen is not None:
+        listen = PeerAddress.parse(config.kv_listen)
+        server = PageServer(listen, config.kv_outbox_bytes, page_format, secret, config.kv_address)
+    return Tiers(cache, memory, host=host, shared=shared, peers=peers, server=server, max_waiting=config.max_waiting)

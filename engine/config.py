@@ -14,6 +14,8 @@ Speculative = Literal["off", "ngram", "draft", "eagle3"]
 SPECULATIVE: tuple[Speculative, ...] = get_args(Speculative)
 AskedTask = Literal["auto", "generate", "embed", "score"]  # auto: what the model is made for
 TASKS: tuple[AskedTask, ...] = get_args(AskedTask)
+Role = Literal["both", "prefill", "decode"]
+ROLES: tuple[Role, ...] = get_args(Role)
 _BATCHING = MicroBatching()
 
 
@@ -45,6 +47,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_host_dir: str | None = None  # where it lies; None: in memory
     kv_redis_bytes: int = 4 << 30  # of pages of this model in the Redis that `transfer.address` knows
     kv_redis_ttl_seconds: int = 3600  # since the last use of a page there
+    role: Role = "both"  # prefill: computes prompts for others; decode: others compute prompts for it
+    kv_listen: str | None = None  # where it offers its pages to other engines, as `transfer.peer_address` reads it
+    kv_address: str | None = None  # under which others reach that; None: as it listens
+    kv_outbox_bytes: int = 1 << 30  # of pages that it offers
+    kv_peers: tuple[str, ...] = ()  # engines whose pages it may fetch
     speculative: Speculative = "off"
     num_speculative_tokens: int = NUM_DRAFTS
     draft_model_path: str | None = None  # with `speculative` "draft" or "eagle3", and only then

@@ -130,6 +130,7 @@ class EngineCore:
             model_digest=digest.hex(),
             load_seconds=load_seconds,
             page_space=cache.space.hex() if cache.enabled else "",
+            offered_at="" if self._tiers is None else self._tiers.offered_at,
         )
 
     def announce(self, ready: Ready) -> None:

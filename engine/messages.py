@@ -33,6 +33,7 @@ class NewRequest(msgspec.Struct, array_like=True, frozen=True):
     tenant: str = ""  # tenants share the engine fairly
     priority: int = 0  # smaller is more urgent
     deadline: float | None = None  # `time.monotonic()`, which both processes share, when the whole answer must be there
+    pages_from: str | None = None  # the engine that has computed its prompt, one of `EngineConfig.kv_peers`
 
 
 class Add(msgspec.Struct, array_like=True, tag=1, frozen=True):
@@ -154,6 +155,7 @@ class Ready(msgspec.Struct, array_like=True, tag=14, frozen=True):
     model_digest: str
     load_seconds: float
     page_space: str = ""  # pages of engines that say the same here can be compared; empty: there is no prefix cache
+    offered_at: str = ""  # where other engines fetch its pages; empty: nowhere
 
 
 class Pages(msgspec.Struct, array_like=True, tag=16, frozen=True):

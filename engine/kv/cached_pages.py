@@ -41,12 +41,13 @@ class CachedPage:
 
 @dataclass(slots=True)
 class Traffic:
-    """Pages that became findable, and those that were evicted, for whoever keeps copies of them elsewhere.
+    """Pages that became findable, that were found, and that were evicted, for whoever keeps copies of them elsewhere.
 
     Until the next step runs the content of all of them is in its page.
     """
 
     stored: list[CachedPage] = field(default_factory=list)
+    found: list[CachedPage] = field(default_factory=list)
     evicted: list[CachedPage] = field(default_factory=list)
 
 

@@ -176,6 +176,8 @@ class PrefixCache:
         request.block_table.extend(matched)
         request.num_computed_tokens = len(matched) * self.block_size
         request.num_published_pages = len(matched)
+        if self.traffic is not None:
+            self.traffic.found += [self._by_page[page] for page in matched]
         if count and self.enabled:
             self._account(request, matched)
 

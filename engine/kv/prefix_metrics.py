@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from engine.kv.prefix_history import Absence
 from engine.messages import Stats
 
-_LOADS = ("whole", "part", "none", "late", "skipped")
+_LOADS = ("whole", "part", "none", "late", "skipped", "unknown_peer")
 
 
 class PrefixMetrics:

@@ -24,6 +24,7 @@ from engine.server.lanes import Lanes
 from engine.server.model import Model
 from engine.server.params import MOST_DEADLINE_MS
 from engine.server.pooling import PoolingRoutes, wrong_task
+from engine.server.prefill import Prefill, computed_elsewhere, refusals
 from engine.server.respond import Job, respond, send_error
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
@@ -33,15 +34,20 @@ _PATHS: Mapping[Task, tuple[str, ...]] = {
     Task.EMBED: ("/v1/embeddings",),
     Task.SCORE: ("/v1/rerank", "/rerank", "/v1/score", "/score"),
 }
+# For engines that answer elsewhere: the same bodies, of which only the prompt is computed.
+_PREFILL_PATHS = ("/v1/prefill/chat/completions", "/v1/prefill/completions")
 
 
 def task_endpoints(model: Model, client: EngineClient, lanes: Lanes, jobs: Jobs) -> dict[str, ASGIApp]:
     """An endpoint for each path of every task."""
     refusal = _Refusal(wrong_task(model, model.task))
-    found: dict[str, ASGIApp] = {path: refusal for paths in _PATHS.values() for path in paths}
+    found: dict[str, ASGIApp] = {path: refusal for paths in (*_PATHS.values(), _PREFILL_PATHS) for path in paths}
     if model.pooling is None:
-        generating = (jobs.chat, jobs.completion)
-        found |= {path: _Generating(client, make) for path, make in zip(_PATHS[model.task], generating, strict=True)}
+        no_answers, no_prefills = refusals(client.config.role, model.name)
+        makers = (jobs.chat, jobs.completion)
+        for path, prefill_path, make in zip(_PATHS[model.task], _PREFILL_PATHS, makers, strict=True):
+            found[path] = _Refusal(no_answers) if no_answers else _Generating(client, make)
+            found[prefill_path] = _Refusal(no_prefills) if no_prefills else _Whole(Prefill(client, make))
         return found
     routes = PoolingRoutes(model, client, lanes, jobs, model.pooling)
     computing = {
@@ -66,7 +72,8 @@ class _Generating:
             if raw is None:
                 return  # the client left before it had asked
             job = await self._make_job(raw, request_id)
-            await respond(self._client, job.arrived(arrival, deadline_ms), receive, send)
+            job = computed_elsewhere(job.arrived(arrival, deadline_ms), Headers(scope=scope))
+            await respond(self._client, job, receive, send)
         except Exception as error:
             await send_error(as_api_error(error), request_id, send)
 

@@ -47,6 +47,7 @@ class Job:
     include_usage: bool
     best_of: int
     deadline_ms: int | None = None  # from the arrival of the request, as its body says
+    prefilled_tokens: int = 0  # of the prompts, computed by another engine for this very request
 
     def arrived(self, at: float, deadline_ms: int | None) -> Job:
         """The job of a request that came `at` that moment of `time.monotonic()`; `deadline_ms`: as its headers say."""
@@ -200,6 +201,10 @@ class _Response:
     async def _write(self, data: bytes, *, more: bool) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
+    def _cached_tokens(self, leaders: Sequence[Answer]) -> int:
+        """Prompt tokens that nobody had to compute for this request. What it found may have been computed for it."""
+        return max(0, sum(answer.cached_tokens for answer in leaders) - self._job.prefilled_tokens)
+
     def _prompt_tokens(self) -> int:
         """Those of each prompt once, however many answers it gets."""
         return sum(answer.num_prompt_tokens for answer in self._leaders())
@@ -216,7 +221,7 @@ class _Response:
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": sum(answer.cached_tokens for answer in leaders)},
+            "prompt_tokens_details": {"cached_tokens": self._cached_tokens(leaders)},
         }
         details = _prediction_details(self._answers)
         reasoning = self._job.dialect.reasoning_tokens()

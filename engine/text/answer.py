@@ -67,6 +67,7 @@ class Generation:
     tenant: str = ""  # tenants share the engine fairly
     priority: int = 0  # smaller is more urgent
     deadline: float | None = None  # `time.monotonic()` when the whole answer must be there
+    pages_from: str | None = None  # the address of the engine that has computed the prompt
 
     def request(self, request_id: int, adapter_id: int) -> NewRequest:
         """What the core is told of it."""
@@ -82,6 +83,7 @@ class Generation:
             self.tenant,
             self.priority,
             self.deadline,
+            self.pages_from,
         )
 
 

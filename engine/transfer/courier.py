@@ -106,12 +106,14 @@ class Tier:
         self._lock = threading.Lock()  # of everything below, and of the counts
         self._queue: SimpleQueue[tuple[PageName, bytes] | None] = SimpleQueue()
         self.queued_bytes = 0  # waiting to be saved
+        self._given = 0  # pages, ever
+        self._dealt_with = 0  # of them: saved or dropped
+        self._progress = threading.Condition(self._lock)  # of `_dealt_with`
         self._failures_in_a_row = 0
         self._paused_until = 0.0
         self._seconds_per_page: float | None = None
         self._next_trial = 0.0
-        self._writer = threading.Thread(target=self._write, name=f"{store.name} writer", daemon=True)
-        self._writer.start()
+        self._writer: threading.Thread | None = None  # from the first page on
 
     @property
     def is_up(self) -> bool:
@@ -138,9 +140,19 @@ class Tier:
 
     def save(self, name: PageName, content: bytes) -> None:
         """Keep a page, some time."""
+        if self._writer is None:
+            self._writer = threading.Thread(target=self._write, name=f"{self.store.name} writer", daemon=True)
+            self._writer.start()
         with self._lock:
             self.queued_bytes += len(content)
+            self._given += 1
         self._queue.put((name, content))
+
+    def settle(self, seconds: float) -> bool:
+        """Wait, so long at most, until what was given to `save` until now is in the store. In a thread."""
+        with self._progress:
+            given = self._given
+            return self._progress.wait_for(lambda: self._dealt_with >= given, seconds)
 
     def _write(self) -> None:
         while (item := self._queue.get()) is not None:
@@ -172,6 +184,8 @@ class Tier:
             self.queued_bytes -= sum(len(content) for _, content in items)
             self.counts.saved += saved
             self.counts.dropped += len(items) - saved
+            self._dealt_with += len(items)
+            self._progress.notify_all()
 
     # --- from the store ----------------------------------------------------------------------------------------------
 
@@ -249,9 +263,10 @@ class Tier:
 
     def close(self) -> None:
         """End the writer, after what it has."""
-        self._queue.put(None)
-        self._writer.join(timeout=_CLOSE_S)
-        if not self._writer.is_alive():
+        if self._writer is not None:
+            self._queue.put(None)
+            self._writer.join(timeout=_CLOSE_S)
+        if self._writer is None or not self._writer.is_alive():
             self.store.close()
 
 

@@ -20,15 +20,17 @@ from engine.transfer.store import StoreFailed
 class HostStore:
     """`PageStore` of `capacity_bytes` at most. All values have `value_bytes`."""
 
-    name = "host"
     batch = 4
 
-    def __init__(self, capacity_bytes: int, value_bytes: int, folder: Path | None = None) -> None:
+    def __init__(
+        self, capacity_bytes: int, value_bytes: int, folder: Path | None = None, *, name: str = "host"
+    ) -> None:
         """`folder` None: in memory.
 
         Raises:
             ValueError: there is no room for one value, or the folder is none, or it is full.
         """
+        self.name = name
         self.total = capacity_bytes // value_bytes
         if self.total < 1:
             raise ValueError(f"{capacity_bytes:,} bytes hold no page: one takes {value_bytes:,}")
@@ -41,6 +43,28 @@ class HostStore:
 
     def __len__(self) -> int:
         return len(self._slots)
+
+    def fileno(self) -> int:
+        """The file: slot `i` begins at `i * value_bytes`."""
+        return self._file
+
+    def slots(self, keys: Sequence[bytes]) -> list[int]:
+        """Where the values of the first keys are, up to the first that has none. Nothing keeps them there."""
+        found: list[int] = []
+        with self._lock:
+            for key in keys:
+                if (slot := self._slots.get(key)) is None:
+                    break
+                self._slots.move_to_end(key)
+                found.append(slot)
+        return found
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """Those that are there have been used."""
+        with self._lock:
+            for key in keys:
+                if key in self._slots:
+                    self._slots.move_to_end(key)
 
     def load(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return [self._read(key) for key in keys]

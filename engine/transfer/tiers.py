@@ -8,7 +8,9 @@ no room: only when their content is here are they given pages, which are cached 
 scheduler knows nothing of tiers, and the law `free + cached + used == total` holds without a further state.
 
 To a shared store goes every page that was computed here, to the host's pool those that are evicted and were found often
-enough. Between two steps their content is copied, on the loop, since the next step may overwrite it.
+enough. Into the outbox, from which other engines fetch, goes what prompts are made of: computed here, or found. Between
+two steps their content is copied, on the loop, since the next step may overwrite it. A request may say which other
+engine has computed its prompt; then its pages are fetched there.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from engine.kv.cached_pages import CachedPage, Traffic
 from engine.kv.prefix_cache import PrefixCache
@@ -25,10 +28,12 @@ from engine.scheduling.request import Request
 from engine.transfer.courier import Courier, Load, Tier
 from engine.transfer.format import PageName
 from engine.transfer.page_memory import PageMemory
+from engine.transfer.page_server import PageServer
 from engine.types import TokenMasks
 
 # How long a request waits for its pages at least and at most; in between, as long as computing them would take.
 _WAIT_S = (0.05, 2.0)
+_PEER_WAIT_S = 30.0  # at most where another engine is known to have them
 _COMPUTE_WEIGHT = 0.1  # of the newest step in the moving average
 _MOST_AHEAD_BYTES = 64 << 20  # of one load, fetched and not yet in its pages
 _PROMPT_STEP_TOKENS = 32  # a step of fewer says nothing of how fast prompts are computed
@@ -65,16 +70,22 @@ class Tiers:
         *,
         host: Tier | None = None,
         shared: Tier | None = None,
+        peers: Mapping[str, Tier] = MappingProxyType({}),
+        server: PageServer | None = None,
         max_waiting: int = 256,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`host`: for pages that are evicted. `shared`: for all that are computed. `max_waiting`: requests, at most."""
+        """`host`: for pages that are evicted. `shared`: for all that are computed. `peers`: other engines, by address.
+        `server`: offers pages to them. `max_waiting`: requests, at most."""
         self.cache = cache
-        self.tiers = [tier for tier in (host, shared) if tier is not None]
+        outbox = None if server is None else server.outbox
+        self.tiers = [tier for tier in (host, shared, outbox, *peers.values()) if tier is not None]
         self.loads: Counter[str] = Counter()  # by how they ended
         self._memory = memory
         self._host = host
         self._shared = shared
+        self._peers = peers
+        self._server = server
         self._max_waiting = max_waiting
         self._clock = clock
         self._courier = Courier()
@@ -89,6 +100,11 @@ class Tiers:
     def fileno(self) -> int:
         """Readable when `ready` may have something."""
         return self._courier.fileno()
+
+    @property
+    def offered_at(self) -> str:
+        """The address at which other engines find pages of this one; empty: nowhere."""
+        return "" if self._server is None else self._server.address
 
     def seconds_left(self) -> float | None:
         """When `ready` is to be asked even if nothing comes; None: nobody waits."""
@@ -123,12 +139,13 @@ class Tiers:
         """
         if len(self) + len(requests) > self._max_waiting:
             return False
-        waits = [wait for text in texts if (wait := self._look_for(text)) is not None]
+        pairs = zip(requests, texts, strict=True)
+        waits = [wait for asked, text in pairs if (wait := self._look_for(text, asked.pages_from)) is not None]
         if waits:
             self._parties.append(Party(list(requests), grammars, waits))
         return bool(waits)
 
-    def _look_for(self, text: Request) -> _Wait | None:
+    def _look_for(self, text: Request, pages_from: str | None) -> _Wait | None:
         cache = self.cache
         most = min(cache.reusable_pages(text), cache.pool.total)
         first = len(cache.find(text, most))
@@ -138,18 +155,28 @@ class Tiers:
         if (wait := self._loading.get(missing)) is not None:  # somebody with the same beginning waits for it
             return wait
         seconds = None if self._seconds_per_token is None else self._seconds_per_token * cache.block_size
-        tiers = [tier for tier in self.tiers if tier.is_up and tier.pays(seconds)]
+        peer = None if pages_from is None else self._peer(pages_from)
+        places = (self._host, peer, self._shared)
+        tiers = [tier for tier in places if tier is not None and tier.is_up and tier.pays(seconds)]
         if not tiers or self._courier.is_stuck:
             self.loads["skipped"] += 1
             return None
         now = self._clock()
         least, longest = _WAIT_S
+        if seconds is not None and peer in tiers:
+            longest = _PEER_WAIT_S
         limit = longest if seconds is None else min(longest, max(least, seconds * (most - first)))
         names = [self._name(text, index) for index in range(first, most)]
         load = Load(names, now, max(1, _MOST_AHEAD_BYTES // self._memory.page_bytes))
         wait = self._loading[missing] = _Wait(load, text, first, now + limit)
         self._courier.ask(load, tiers)
         return wait
+
+    def _peer(self, address: str) -> Tier | None:
+        peer = self._peers.get(address)
+        if peer is None:
+            self.loads["unknown_peer"] += 1
+        return peer
 
     def _name(self, text: Request, index: int) -> PageName:
         digest = self.cache.page_digest(text, index)
@@ -207,6 +234,10 @@ class Tiers:
     def spill(self) -> None:
         """Keep what was evicted since this was called last. To be called before anything is written to pages."""
         evicted, self._traffic.evicted = self._traffic.evicted, []
+        found, self._traffic.found = self._traffic.found, []
+        if self._server is not None and found:
+            self._server.keep([entry.digest for entry in found])
+            self._send(self._server.outbox, found)
         if self._host is not None:
             self._send(self._host, evicted)
 
@@ -215,6 +246,8 @@ class Tiers:
         stored, self._traffic.stored = self._traffic.stored, []
         if self._shared is not None:
             self._send(self._shared, stored)
+        if self._server is not None:
+            self._send(self._server.outbox, stored)
 
     def _send(self, tier: Tier, entries: Sequence[CachedPage]) -> None:
         if not entries:
@@ -231,5 +264,7 @@ class Tiers:
             for wait in party.waits:
                 wait.load.give_up()
         self._courier.close()
+        if self._server is not None:
+            self._server.close()
         for tier in self.tiers:
             tier.close()

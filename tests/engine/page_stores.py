@@ -8,6 +8,9 @@ from engine.kv.prefix_cache import PrefixCache
 from engine.messages import NewRequest
 from engine.transfer.courier import Tier
 from engine.transfer.format import PageFormat
+from engine.transfer.page_server import PageServer
+from engine.transfer.peer_address import PeerAddress
+from engine.transfer.peer_store import PeerStore
 from engine.transfer.store import StoreFailed
 from engine.transfer.tiers import Tiers
 from engine.types import SamplingParams
@@ -106,8 +109,20 @@ def wait_saved(tier: Tier) -> None:
 class TieredEngine:
     """Scheduler, runner without a model, and tiers, turned as the core turns them."""
 
-    def __init__(self, *, host=None, shared=None, clock=None, seed=b"s" * 32, num_blocks=33, **bounds):
-        """`host`, `shared`: stores."""
+    def __init__(
+        self,
+        *,
+        host=None,
+        shared=None,
+        peers=(),
+        offers=None,
+        offers_bytes=1 << 20,
+        clock=None,
+        seed=b"s" * 32,
+        num_blocks=33,
+        **bounds,
+    ):
+        """`host`, `shared`: stores. `peers`: addresses of other engines. `offers`: where others find its pages."""
         self.runner = FakeRunner(num_blocks)
         self.scheduler = make_scheduler(self.runner, **bounds)
         self.cache = self.scheduler.cache
@@ -121,7 +136,20 @@ class TieredEngine:
             if store is not None
         }
         self.host, self.shared = made.get("host"), made.get("shared")
-        self.tiers = Tiers(self.cache, self.memory, **made, **extra)
+        secret = self.cache.secret(b"kv transfer")
+        value_bytes = self.format.value_bytes
+        self.peers = {
+            address: Tier(
+                PeerStore(PeerAddress.parse(address), space=self.format.space, secret=secret, value_bytes=value_bytes),
+                self.format,
+                **extra,
+            )
+            for address in peers
+        }
+        self.server = None
+        if offers is not None:
+            self.server = PageServer(PeerAddress.parse(offers), offers_bytes, self.format, secret)
+        self.tiers = Tiers(self.cache, self.memory, **made, peers=self.peers, server=self.server, **extra)
         self.tokens: dict[int, list[int]] = {}
         self.cached: dict[int, int] = {}
 
@@ -165,8 +193,9 @@ class TieredEngine:
         assert self.cache.pool.num_used == 0
         assert self.tiers.seconds_left() is None
 
-    def ask(self, number: int, prompt, salt=None, max_tokens=6):
+    def ask(self, number: int, prompt, salt=None, max_tokens=6, pages_from=None):
         """The answer to one prompt, and how many of its tokens were cached."""
-        self.add(NewRequest(number, list(prompt), SamplingParams(max_tokens=max_tokens), salt))
+        params = SamplingParams(max_tokens=max_tokens)
+        self.add(NewRequest(number, list(prompt), params, salt, pages_from=pages_from))
         self.run()
         return self.tokens[number], self.cached[number]
