@@ -53,6 +53,8 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add("--threads", type=_integer(1), help="compute threads (default: by cores and CPU quota)")
     add("--device", help="cpu or cuda (default: cuda where there is one)")
     add("--precision", choices=PRECISIONS, default="auto", help="float32 is exact; auto is fastest (default: auto)")
+    add("--no-graphs", action="store_true", help="on a GPU, start decode steps kernel by kernel, not as recorded ones")
+    add("--deterministic", action="store_true", help="on a GPU, attention that does not depend on what runs beside it")
     add("--max-model-len", type=_integer(2), help="longest context in tokens (default: the model's)")
     add("--max-num-seqs", type=_integer(1), default=defaults.max_num_seqs, help="requests per step (%(default)s)")
     add(
@@ -340,6 +342,8 @@ def main(arguments: list[str]) -> int:
         kv_redis_bytes=options.kv_redis_bytes,
         kv_redis_ttl_seconds=options.kv_redis_ttl_seconds,
         target_tpot_ms=options.target_tpot_ms,
+        graphs=not options.no_graphs,
+        deterministic=options.deterministic,
         speculative=options.speculative,
         role=options.role,
         kv_listen=options.kv_listen,

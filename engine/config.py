@@ -64,3 +64,5 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_wait_ms: float = _BATCHING.max_wait_ms
     reload_dir: str | None = None  # where other weights may come from while the engine runs
     target_tpot_ms: float | None = None  # time per output token that steps are kept short for; None: no matter
+    graphs: bool = True  # on a GPU, record decode steps before the first request
+    deterministic: bool = False  # on a GPU, a request's attention does not depend on what runs beside it

@@ -315,6 +315,8 @@ def load_model(config: EngineConfig, connection: socket.socket) -> tuple[EngineC
         draft=None if draft is None else demand_of(draft),
         pooling=pooling,
         adapter_values=config.max_loras * adapter_values(model.spec, config.max_lora_rank),
+        graphs=config.graphs,
+        deterministic=config.deterministic,
     )
     adapters = open_adapters(config, runner)
     speculator = load_speculator(config, runner, draft, threads=num_threads)

@@ -20,6 +20,7 @@ import torch
 from engine.adapters.low_rank import AdapterWeights, StepAdapters
 from engine.adapters.peft import read_adapter
 from engine.geometry import sampled_tokens, step_geometry
+from engine.graphs import CudaRecorder, DecodeGraphs, Recorder
 from engine.kernels.jit_monitor import monitor as jit_monitor
 from engine.layers import native
 from engine.layers.attention import AttentionBackend, AttentionConfig, LongArray, StepGeometry
@@ -30,6 +31,7 @@ from engine.loader.progress import reported
 from engine.memory import (
     Demand,
     DraftDemand,
+    EngineMemoryError,
     MemoryLedger,
     choose_num_blocks,
     kv_bytes_per_token,
@@ -45,7 +47,8 @@ from engine.sampling.prompt import PromptScores
 from engine.spec.state_reader import StateReader
 from engine.spec.verify import collapse, expand
 from engine.text.tokenizer import end_ids
-from engine.types import CacheGeometry, RowResult, SamplingParams, StepPlan, StepRow
+from engine.types import CacheGeometry, RowResult, StepPlan, StepRow
+from engine.warm_up import rehearse, try_to_record, warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -86,28 +89,45 @@ class ModelRunner:
             decoder.adapt(self.adapters)
         self._pooler = pooler
         self._reader: StateReader | None = None
+        self._graphs: DecodeGraphs | None = None
+
+    def record(self, recorder: Recorder) -> None:
+        """Record decode steps, to be replayed from now on. Raises RuntimeError where they cannot be recorded."""
+        graphs = DecodeGraphs(self.decoder, self.attention, recorder)
+        with torch.inference_mode():
+            graphs.capture()
+        self._graphs = graphs
 
     def show_states(self, reader: StateReader) -> None:
-        """Show every step's inner states to `reader`, from now on."""
+        """Show every step's inner states to `reader`, from now on; recorded steps do not show them."""
+        self._graphs = None
         self._reader = reader
         self.decoder.tap(reader.taps)
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> list[RowResult]:
         """One result per row, in order; see `engine.types.Runner`.
 
         Raises ValueError for a plan that breaks the contract (positions past `max_model_len`, a short block table,
-        decode rows not first); RuntimeError, torch's own, when memory runs out.
+        decode rows not first); EngineMemoryError when the GPU's memory runs out, which the next step need not share.
         """
+        try:
+            return self._execute(plan) if plan.rows else []
+        except torch.OutOfMemoryError as error:
+            if self._config.device.type == "cuda":
+                torch.cuda.empty_cache()  # what the failed step left in pieces
+            raise EngineMemoryError(
+                f"a step of {plan.num_tokens} tokens in {len(plan.rows)} rows found too little memory on the GPU: "
+                "lower max_num_batched_tokens, max_num_seqs or kv_cache_bytes"
+            ) from error
+
+    @torch.inference_mode()
+    def _execute(self, plan: StepPlan) -> list[RowResult]:
         rows = plan.rows
-        if not rows:
-            return []
         geometry = step_geometry(rows, self._config.block_size, self.max_model_len)
         token_ids = np.concatenate([np.asarray(row.token_ids, dtype=np.int64) for row in rows])
         row_faults = self._token_faults(token_ids, geometry) | self.adapters.begin(rows, geometry.query_starts)
         if plan.copies:
             self._copy_pages(plan.copies)
-        self.attention.begin(geometry)
         if self._pooler is not None:
             wanted = self._pooler.wanted(rows, geometry.query_starts)
             hidden = self._hidden(token_ids, geometry, wanted.indices)
@@ -119,11 +139,12 @@ class ModelRunner:
         hidden, scored = hidden[: len(positions)], hidden[len(positions) :]
         first = list(accumulate((row.num_drafts + 1 for row in rows), initial=0))
         faults = {first[row]: fault for row, fault in row_faults.items()}
-        for i, finite in enumerate(torch.isfinite(hidden.float().sum(dim=-1)).tolist()):
-            if not finite and i not in faults:
-                faults[i] = "the model computed a value that is not finite"
+        finite = torch.isfinite(hidden.float().sum(dim=-1))
         results = [RowResult(row.request_id, error=faults.get(i)) for i, row in enumerate(positions)]
         self._sample(hidden, positions, faults, results)
+        for i, is_finite in enumerate(finite.tolist()):  # asked last: the answer waits for the device
+            if not is_finite and i not in faults:
+                results[i] = RowResult(positions[i].request_id, error="the model computed a value that is not finite")
         results = collapse(rows, results)
         for i, row in enumerate(rows):
             if row.draws and results[i].error is None:
@@ -138,7 +159,11 @@ class ModelRunner:
         return results
 
     def _hidden(self, token_ids: LongArray, step: StepGeometry, wanted: LongArray) -> torch.Tensor:
-        """States `[rows, hidden]` of the tokens `wanted`, indices into the step's."""
+        """Begin the step and run it: states `[rows, hidden]` of the tokens `wanted`, indices into the step's."""
+        if self._graphs is not None and not self.adapters.groups and self._graphs.serves(step):
+            states = self._graphs.hidden(token_ids, step)  # of every row, in order
+            return states if len(wanted) == len(states) else states[torch.from_numpy(wanted)]
+        self.attention.begin(step)
         arrays = (token_ids, step.positions, wanted)
         return self.decoder.hidden(*(torch.from_numpy(array).to(self._config.device) for array in arrays))
 
@@ -183,18 +208,6 @@ class ModelRunner:
         }
         token_ids[bad] = 0
         return faults
-
-    def warm_up(self) -> None:
-        """One prefill and one decode step on page 1, so that the first request finds every kernel built."""
-        tokens = [0] * min(32, self.max_model_len - 1, self._config.max_num_batched_tokens)
-        pages = list(range(1, -(-(len(tokens) + 1) // self._config.block_size) + 1))
-        if not tokens or pages[-1] >= self._config.num_blocks:
-            return
-        params = SamplingParams(temperature=0.0)
-        for start, chunk in ((0, tokens), (len(tokens), [0])):
-            row = StepRow(0, chunk, start, pages, True, params, [*tokens, 0], len(tokens))
-            self.execute(StepPlan([row]))
-        self.attention.kv_cache[:, :, 1 : pages[-1] + 1] = 0
 
     def ledger(self) -> MemoryLedger:
         """The memory this runner holds."""
@@ -257,6 +270,8 @@ def load_runner(
     draft: DraftDemand | None = None,
     pooling: PoolingSpec | None = None,
     adapter_values: int = 0,
+    graphs: bool = True,
+    deterministic: bool = False,
 ) -> ModelRunner:
     """Load a model, open already or the path of one, for serving.
 
@@ -266,7 +281,8 @@ def load_runner(
     `device` None: "cuda" where there is one, else "cpu". `threads`: what `engine.threads.configure` returned.
     `max_num_drafts`: in one step. `draft`: what makes them; it will be loaded next, with as many pages.
     `pooling`: make vectors of texts, or scores, in place of answers. `adapter_values`: numbers in all adapters that
-    will be there at a time, `engine.adapters.targets.adapter_values`; 0: none will.
+    will be there at a time, `engine.adapters.targets.adapter_values`; 0: none will. `graphs`: on a GPU, record decode
+    steps. `deterministic`: on a GPU, attention that gives a row the same result whatever runs beside it.
 
     Raises ModelFileError (the file), EngineMemoryError (it does not fit), ValueError (a parameter out of range).
     """
@@ -326,7 +342,7 @@ def load_runner(
         softcap=spec.attention_softcap,
         sinks=spec.sinks,
     )
-    attention = build_attention(config)
+    attention = build_attention(config, deterministic=deterministic)
     ops = build_ops(target)
     with reported(source, model.path.name) as counted:
         decoder = Decoder(counted, policy, attention, ops, max_position=max_model_len, output=pooling is None)
@@ -341,7 +357,11 @@ def load_runner(
         pooler=None if pooling is None else Pooler(head, target),
         adapter_bytes=plan.adapter_bytes,
     )
-    runner.warm_up()
+    warm_up(runner)
+    if target.type == "cuda":
+        rehearse(runner)
+        if graphs and pooling is None:
+            try_to_record(runner, CudaRecorder(target))
     jit_monitor.mark_warm()
     logger.info("loaded %s: %s", model.path, runner.describe())
     return runner

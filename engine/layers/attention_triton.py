@@ -6,7 +6,6 @@ A mixed step runs both attention kernels, since one kernel that branches between
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from engine.kernels import heuristics
@@ -15,6 +14,7 @@ from engine.kernels.attn_prefill import prefill_launch
 from engine.kernels.jit_monitor import monitor
 from engine.kernels.kv_write import kv_write_launch
 from engine.layers.attention import AttentionConfig, StepGeometry
+from engine.layers.staging import Staging
 
 # The interpreter has no multiprocessors: as many as let small tests split their keys.
 _INTERPRETER_SMS = 4
@@ -53,17 +53,26 @@ class TritonAttention:
 
         device = config.device
         self.kv_cache = torch.zeros(config.kv_shape, dtype=config.dtype, device=device)
+        tables = config.max_num_seqs * config.max_blocks_per_seq
+        fields = {
+            "seq_lens": (config.max_num_seqs, torch.int32),
+            "query_starts": (config.max_num_seqs + 1, torch.int32),
+            "slots": (config.max_num_batched_tokens, torch.int64),
+            "tables": (tables, torch.int32),
+        }
+        self._staging = Staging(fields, device)
+        self._seq_lens = self._staging.on_device("seq_lens")
+        self._query_starts = self._staging.on_device("query_starts")
+        self._slots = self._staging.on_device("slots")
+        # Recorded steps need rows that stay where they are, however wide the step's tables are.
         self._block_tables = torch.zeros(
-            config.max_num_seqs * config.max_blocks_per_seq, dtype=torch.int32, device=device
+            config.max_num_seqs, config.max_blocks_per_seq, dtype=torch.int32, device=device
         )
-        self._seq_lens = torch.zeros(config.max_num_seqs, dtype=torch.int32, device=device)
-        self._query_starts = torch.zeros(config.max_num_seqs + 1, dtype=torch.int32, device=device)
-        self._slots = torch.zeros(config.max_num_batched_tokens, dtype=torch.int64, device=device)
         rows = self._max_partial_rows()
         self._partial = torch.empty(rows * config.head_dim, dtype=torch.float32, device=device)
         self._lse = torch.empty(rows, dtype=torch.float32, device=device)
 
-        self._rows = self._decode_rows = self._tokens = self._table_width = 0
+        self._rows = self._decode_rows = self._tokens = 0
         self._max_splits = 1
         self._windows = [config.window(layer) for layer in range(config.num_layers)]
         self._prefill_tile = self._tiles.prefill
@@ -85,21 +94,23 @@ class TritonAttention:
 
     def begin(self, step: StepGeometry) -> None:
         self._rows, self._decode_rows, self._tokens = step.num_rows, step.num_decode_rows, step.num_tokens
-        self._table_width = step.block_tables.shape[1]
-        _upload(step.block_tables.reshape(-1), self._block_tables)
-        _upload(step.seq_lens, self._seq_lens)
-        _upload(step.slots, self._slots)
+        tables, staging = step.block_tables, self._staging
+        staging.put("seq_lens", step.seq_lens)
+        staging.put("slots", step.slots)
+        staging.put("tables", tables)
         prefill_rows = self._rows - self._decode_rows
         if prefill_rows:
-            starts = step.query_starts[self._decode_rows :] - self._decode_rows  # a decode row has one token
-            _upload(starts, self._query_starts)
+            staging.put("query_starts", step.query_starts[self._decode_rows :] - self._decode_rows)  # one token each
             group = self.config.num_heads // self.config.num_kv_heads
             mean_rows = (self._tokens - self._decode_rows) * group / prefill_rows
             short = mean_rows < heuristics.SHORT_PREFILL_ROWS and not self._deterministic
             self._prefill_tile = self._tiles.prefill_short if short else self._tiles.prefill
+        staging.send()
+        packed = staging.on_device("tables")[: tables.size].view(tables.shape)
+        self._block_tables[: self._rows, : tables.shape[1]].copy_(packed)
         if self._decode_rows:
-            longest = int(step.seq_lens[: self._decode_rows].max())
-            self._max_splits = self._splits(self._decode_rows, longest)
+            # That of the longest row, be it one of several tokens: offering more splits than are needed changes none.
+            self._max_splits = self._splits(self._decode_rows, step.max_seq_len)
 
     def forward(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None
@@ -107,7 +118,7 @@ class TritonAttention:
         k_pages, v_pages = self.kv_cache[layer, 0], self.kv_cache[layer, 1]
         kv_write_launch(k, v, k_pages, v_pages, self._slots[: self._tokens]).run()
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        tables = self._block_tables[: self._rows * self._table_width].view(self._rows, self._table_width)
+        tables = self._block_tables[: self._rows]
         decode = self._decode_rows
         if decode:
             for launch in decode_launches(
@@ -150,7 +161,7 @@ class TritonAttention:
     def _warm_up(self) -> None:
         """Run every kernel variant once, one row on the null page, writing nothing to it."""
         cfg = self.config
-        self._rows = self._tokens = self._table_width = 1
+        self._rows = self._tokens = 1
         self._block_tables.zero_()
         self._seq_lens.fill_(1)
         self._slots.fill_(-1)
@@ -168,10 +179,3 @@ class TritonAttention:
             for tile in (self._tiles.prefill, self._tiles.prefill_short):
                 self._prefill_tile = tile
                 self.forward(layer, q, k, v, sinks)
-
-
-def _upload(values: np.ndarray[tuple[int, ...], np.dtype[np.int32 | np.int64]], into: torch.Tensor) -> None:
-    """Copy to the front of a device buffer; its address stays, as captured graphs need."""
-    if values.size > into.numel():
-        raise ValueError(f"a step with {values.size} entries exceeds the {into.numel()} that its buffer was built for")
-    into[: values.size].copy_(torch.from_numpy(np.ascontiguousarray(values)))

@@ -11,15 +11,17 @@ from engine.layers.attention import AttentionBackend, AttentionConfig
 from engine.layers.ops import BlockOps
 
 
-def build_attention(config: AttentionConfig) -> AttentionBackend:
+def build_attention(config: AttentionConfig, *, deterministic: bool = False) -> AttentionBackend:
     """Attention for `config.device`: Triton on CUDA, torch with an optional C kernel on a CPU.
 
-    Raises ValueError for any other device.
+    `deterministic`: see `TritonAttention`. Raises ValueError for any other device, and for what a device has not.
     """
+    if deterministic and config.device.type != "cuda":
+        raise ValueError("deterministic attention is for GPUs: on a CPU leave it out")
     if config.device.type == "cuda":
         from engine.layers.attention_triton import TritonAttention
 
-        return TritonAttention(config)
+        return TritonAttention(config, deterministic=deterministic)
     if config.device.type == "cpu":
         from engine.layers.attention_cpu import CpuAttention
 

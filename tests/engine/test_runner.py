@@ -17,6 +17,7 @@ from engine.loader import ModelFileError
 from engine.memory import EngineMemoryError
 from engine.runner import ModelRunner, load_runner
 from engine.types import RowResult, SamplingParams, StepPlan, StepRow
+from engine.warm_up import largest_steps
 from tests.engine.models import generate, row, write_model
 
 PROMPT = [int(t) for t in np.random.default_rng(1).integers(2, 320, 70)]
@@ -199,3 +200,29 @@ def test_loading_refuses_what_cannot_work(path: Path, tmp_path: Path) -> None:
 def test_warm_up_leaves_the_cache_clean(path: Path) -> None:
     runner = load_runner(path, precision="float32", max_model_len=160, kv_cache_bytes=4 << 20)
     assert not runner.attention.kv_cache.any()
+
+
+def test_a_step_without_memory_fails_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = load(path)
+    plan = StepPlan([row([5, 6, 7], [1])])
+    expected = runner.execute(plan)
+
+    def no_memory(*arguments: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("tried to allocate 2.00 GiB")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.decoder, "hidden", no_memory)
+        with pytest.raises(EngineMemoryError, match="a step of 3 tokens in 1 rows found too little memory"):
+            runner.execute(plan)
+    assert runner.execute(plan) == expected
+
+
+def test_the_largest_steps_reach_every_bound_and_run(path: Path) -> None:
+    runner = load(path, max_num_seqs=4, max_num_batched_tokens=400)
+    many, few = largest_steps(runner)
+    assert (len(many.rows), many.num_tokens) == (4, 400)
+    assert few.num_tokens >= 390
+    assert len(few.rows) == 3  # of 160 tokens at most
+    for plan in (many, few):
+        results = runner.execute(plan)
+        assert all(result.error is None and result.prompt_logprobs for result in results)
