@@ -1,6 +1,7 @@
 """Compile kernels ahead of time, without a GPU, and count what they use.
 
-    python -m engine.kernels.compile [--arch 80 ...] [--model llama-3.1-8b ...] [--dtype bfloat16] [--json]
+    python -m engine.kernels.compile [--arch 80 ...] [--model llama-3.1-8b ...] [--role decode ...] [--dtype bfloat16]
+        [--json]
 
 A kernel that spills registers, asks for more shared memory than the chip has, or misses the tensor cores is slow or
 does not launch at all; the compiled code shows all three. Registers, stack and local memory come from
@@ -33,6 +34,7 @@ _DTYPE_NAMES = {
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
     torch.float32: "fp32",
+    torch.uint8: "u8",
     torch.int32: "i32",
     torch.int64: "i64",
 }
@@ -65,14 +67,15 @@ class KernelResources:
 
 
 def compile_models(
-    archs: Sequence[int], shapes: Sequence[ModelShape], dtype: torch.dtype = torch.bfloat16
+    archs: Sequence[int], shapes: Sequence[ModelShape], dtype: torch.dtype = torch.bfloat16, roles: Sequence[str] = ()
 ) -> Iterator[KernelResources]:
-    """Compile every kernel of every model for every architecture. Raises CompileError."""
+    """Compile every kernel of every model for every architecture, or those in `roles` alone. Raises CompileError."""
     for arch in archs:
         for shape in shapes:
             variant = f"{shape.name} {str(dtype).removeprefix('torch.')}"
             for part in model_launches(shape, arch, dtype):
-                yield compile_launch(part, arch, variant)
+                if not roles or part.role in roles:
+                    yield compile_launch(part, arch, variant)
 
 
 def compile_launch(part: Specialisation, arch: int, variant: str) -> KernelResources:
@@ -178,12 +181,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m engine.kernels.compile", description=__doc__.splitlines()[0])
     parser.add_argument("--arch", type=int, action="append", choices=sorted(SHARED_BYTES_LIMIT), help="default: 80, 90")
     parser.add_argument("--model", action="append", choices=sorted(models), help="default: all")
+    parser.add_argument("--role", action="append", default=[], help="a kernel as the table names it; default: all")
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
     parser.add_argument("--json", action="store_true", help="one JSON list instead of a table")
     options = parser.parse_args(arguments)
     shapes = [models[name] for name in options.model or models]
     try:
-        resources = list(compile_models(options.arch or [80, 90], shapes, getattr(torch, options.dtype)))
+        resources = list(compile_models(options.arch or [80, 90], shapes, getattr(torch, options.dtype), options.role))
     except CompileError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

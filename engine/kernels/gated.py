@@ -22,9 +22,7 @@ def sigmoid(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def activate(
-    gate: tl.tensor, up: tl.tensor, KIND: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr
-) -> tl.tensor:
+def activate(gate: tl.tensor, up: tl.tensor, KIND: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr) -> tl.tensor:
     """Both float32. KIND: the value of an `Activation`."""
     if KIND == "silu":
         y = gate * sigmoid(gate) * up

@@ -14,14 +14,29 @@ import torch
 from engine.kernels import heuristics
 from engine.kernels.attn_decode import decode_launches
 from engine.kernels.attn_prefill import prefill_launch
+from engine.kernels.expert_table import tiles_for
 from engine.kernels.gated import gated_launch
 from engine.kernels.kv_write import kv_write_launch
 from engine.kernels.launch import Launch
+from engine.kernels.moe_gemm import GROUP, ExpertWeights, expert_launch
+from engine.kernels.moe_routing import Routing, combine_launch, routing_launches
 from engine.kernels.rms_norm import rms_norm_launch
 from engine.kernels.rotary import rotary_launch
 from engine.models.spec import Activation
 
 _TOKENS, _SEQS, _TABLE_WIDTH, _MAX_POSITION = 24, 8, 64, 8192
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertShape:
+    """A mixture of experts in each block. `encoding`: of the weights, as `moe_gemm.ExpertWeights` has it."""
+
+    count: int
+    top_k: int
+    inner: int
+    renormalise: bool
+    encoding: str = "dense"
+    bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +54,7 @@ class ModelShape:
     sinks: bool = False
     activation: Activation = Activation.SILU
     block_size: int = 16
+    experts: ExpertShape | None = None
 
 
 # One model per head size and group that the engine is meant for.
@@ -69,6 +85,25 @@ MODEL_SHAPES = (
         window=128,
         sinks=True,
         activation=Activation.CLAMPED_SWIGLU,
+        experts=ExpertShape(32, 4, 2880, renormalise=True, encoding="mxfp4", bias=True),
+    ),
+    ModelShape(
+        "qwen3-30b-a3b",
+        heads=32,
+        kv_heads=4,
+        head_dim=128,
+        hidden=2048,
+        intermediate=6144,
+        experts=ExpertShape(128, 8, 768, renormalise=True),
+    ),
+    ModelShape(
+        "mixtral-8x7b-awq",
+        heads=32,
+        kv_heads=8,
+        head_dim=128,
+        hidden=4096,
+        intermediate=14336,
+        experts=ExpertShape(8, 2, 14336, renormalise=True, encoding="int4"),
     ),
 )
 
@@ -83,7 +118,7 @@ class Specialisation:
     @property
     def uses_tensor_cores(self) -> bool:
         """Whether the kernel multiplies matrices."""
-        return self.role in ("decode", "decode_direct", "prefill", "prefill_short")
+        return self.role in ("decode", "decode_direct", "prefill", "prefill_short") or self.role.startswith("experts_")
 
 
 def model_launches(
@@ -92,6 +127,8 @@ def model_launches(
     """Every kernel launch of a model of `shape` on compute capability `arch`, in `dtype`."""
     yield from attention_launches(shape, arch, dtype, deterministic=deterministic)
     yield from _small_launches(shape, dtype)
+    if shape.experts is not None:
+        yield from _expert_launches(shape, shape.experts, dtype)
 
 
 def attention_launches(
@@ -161,6 +198,50 @@ def _small_launches(shape: ModelShape, dtype: torch.dtype) -> Iterator[Specialis
     gate_up = _meta((_TOKENS, 2 * shape.intermediate), dtype)
     gated = gated_launch(gate_up, _meta((_TOKENS, shape.intermediate), dtype), shape.activation)
     yield Specialisation("gated", gated)
+
+
+def _expert_launches(shape: ModelShape, experts: ExpertShape, dtype: torch.dtype) -> Iterator[Specialisation]:
+    """The routing once, the products by every tile: "experts_up_16", "experts_down_16", ..."""
+    slots = _TOKENS * experts.top_k
+    x, inner = _meta((_TOKENS, shape.hidden), dtype), _meta((slots, experts.inner), dtype)
+    y = _meta((slots, shape.hidden), dtype)
+    gate_up = _expert_weights(experts, 2 * experts.inner, shape.hidden, dtype)
+    down = _expert_weights(experts, shape.hidden, experts.inner, dtype)
+    for index, tile in enumerate(tiles_for(dtype, experts.encoding)):
+        block_m = tile.block_m
+        routing = Routing.empty(_TOKENS, experts.top_k, experts.count, block_m, torch.device("meta"))
+        scores = _meta((_TOKENS, experts.count), torch.float32)
+        route, permute = routing_launches(scores, routing, renormalise=experts.renormalise, block_m=block_m)
+        if index == 0:
+            yield Specialisation("route", route)
+        yield Specialisation(f"permute_{block_m}", permute)
+        for role, source, weights, out, activation in (
+            ("up", x, gate_up, inner, shape.activation),
+            ("down", inner, down, y, None),
+        ):
+            launch = expert_launch(
+                source,
+                weights,
+                routing.blocks,
+                routing.order,
+                out,
+                top_k=experts.top_k,
+                tile=tile,
+                activation=activation,
+            )
+            yield Specialisation(f"experts_{role}_{block_m}", launch)
+    yield Specialisation("combine", combine_launch(y, _meta((_TOKENS, experts.top_k), torch.float32), x))
+
+
+def _expert_weights(experts: ExpertShape, rows: int, columns: int, dtype: torch.dtype) -> ExpertWeights:
+    bias = _meta((experts.count, rows), torch.float32) if experts.bias else None
+    if experts.encoding == "dense":
+        return ExpertWeights("dense", _meta((experts.count, rows, columns), dtype), bias=bias)
+    groups = (experts.count, columns // GROUP, rows)
+    codes = _meta((*groups, GROUP // 2), torch.uint8)
+    if experts.encoding == "mxfp4":
+        return ExpertWeights("mxfp4", codes, _meta(groups, torch.uint8), bias=bias)
+    return ExpertWeights("int4", codes, _meta(groups, torch.float16), _meta(groups, torch.float16), bias)
 
 
 def _meta(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

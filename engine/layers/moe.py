@@ -3,11 +3,14 @@
 The router works in float32 whatever the activations' dtype: the choice of experts hangs on its last digits. Tokens are
 sorted by expert, so that each expert's weights are read once a step and only if somebody asks for them. A token's
 outputs are added in the order of the experts' numbers, in float32: its result does not depend on the other tokens.
+
+This is every device's way and the reference. On CUDA the whole mixture runs in grouped products: `moe_triton.py`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,6 +20,17 @@ from engine.layers.mlp import GatedMlp, build_mlp
 from engine.layers.ops import BlockOps
 from engine.models.spec import Activation, MoeSpec
 from engine.models.tensors import ExpertTensors
+
+
+class Experts(Protocol):
+    """x: `[tokens, hidden]` -> `[tokens, hidden]`, in x's dtype."""
+
+    @property
+    def num_bytes(self) -> int:
+        """What the weights of router and experts occupy."""
+        ...
+
+    def __call__(self, x: torch.Tensor, ops: BlockOps) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +74,21 @@ class MixtureOfExperts:
         return self.router.nbytes + bias + sum(expert.num_bytes for expert in self.experts)
 
 
-def build_experts(
-    tensors: ExpertTensors, policy: LinearPolicy, spec: MoeSpec, activation: Activation
-) -> MixtureOfExperts:
+def build_experts(tensors: ExpertTensors, policy: LinearPolicy, spec: MoeSpec, activation: Activation) -> Experts:
     """The experts with these weights, held as `policy` asks."""
 
     def on_device(values: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> torch.Tensor:
         return torch.from_numpy(np.array(values, dtype=np.float32)).to(policy.device)
 
+    router = on_device(tensors.router)
+    router_bias = None if tensors.router_bias is None else on_device(tensors.router_bias)
+    if policy.device.type == "cuda":
+        from engine.layers.moe_triton import build_fused
+
+        return build_fused(tensors, router, router_bias, policy, spec, activation)
     return MixtureOfExperts(
-        router=on_device(tensors.router),
-        router_bias=None if tensors.router_bias is None else on_device(tensors.router_bias),
+        router=router,
+        router_bias=router_bias,
         experts=[build_mlp(expert, policy, activation) for expert in tensors.experts],
         top_k=spec.top_k,
         renormalise=spec.renormalise,

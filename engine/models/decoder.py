@@ -20,7 +20,7 @@ from engine.layers.attention import AttentionBackend
 from engine.layers.blocks_native import NativeBlocks, build_blocks
 from engine.layers.linear import Linear, LinearPolicy, build_linear, decode
 from engine.layers.mlp import GatedMlp, build_mlp
-from engine.layers.moe import MixtureOfExperts, build_experts
+from engine.layers.moe import Experts, build_experts
 from engine.layers.ops import BlockOps
 from engine.models.rotary import rotary_table
 from engine.models.spec import LayerSpec
@@ -40,7 +40,7 @@ class Layer:
     attention_output: Linear
     post_attention_norm: torch.Tensor | None
     mlp_norm: torch.Tensor
-    mlp: GatedMlp | MixtureOfExperts
+    mlp: GatedMlp | Experts
     post_mlp_norm: torch.Tensor | None
 
 
@@ -112,7 +112,7 @@ class Decoder:
             post_mlp_norm=self._vector_if_any(tensors.post_mlp_norm),
         )
 
-    def _build_mlp(self, tensors: LayerTensors, policy: LinearPolicy) -> GatedMlp | MixtureOfExperts:
+    def _build_mlp(self, tensors: LayerTensors, policy: LinearPolicy) -> GatedMlp | Experts:
         spec, mlp = self.spec, tensors.mlp
         if isinstance(mlp, NetworkTensors):
             return build_mlp(mlp, policy, spec.activation)
@@ -124,7 +124,7 @@ class Decoder:
     def num_bytes(self) -> int:
         """Bytes of all weights and tables as held here, every packed and dense copy counted."""
         tables = [self.embedding, self._final_norm, *self._tables.values()]
-        weights: list[Linear | GatedMlp | MixtureOfExperts] = [] if self.output is None else [self.output]
+        weights: list[Linear | GatedMlp | Experts] = [] if self.output is None else [self.output]
         for layer in self.layers:
             weights += [layer.qkv, layer.attention_output, layer.mlp]
             norms = (layer.attention_norm, layer.mlp_norm, layer.post_attention_norm, layer.post_mlp_norm)

@@ -38,7 +38,10 @@ def check(resources: list[dict[str, Any]], archs: set[int]) -> None:
     shared_limit = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024, 86: 99 * 1024}
     roles = {"decode", "decode_combine", "decode_direct", "prefill", "prefill_short"}
     roles |= {"kv_write", "rotary", "rms_norm", "add_rms_norm", "gated"}
-    assert {one["kernel"] for one in resources} == roles
+    experts = {"route", "combine"}
+    experts |= {f"{role}_{rows}" for role in ("permute", "experts_up", "experts_down") for rows in (16, 64, 128)}
+    seen = {one["kernel"] for one in resources}
+    assert seen == (roles | experts if "route" in seen else roles)
     assert {one["arch"] for one in resources} == archs
     for one in resources:
         assert one["shared_bytes"] <= shared_limit[one["arch"]], one
@@ -55,6 +58,21 @@ def check(resources: list[dict[str, Any]], archs: set[int]) -> None:
 
 def test_kernels_of_a_common_model() -> None:
     check(compiled("--arch", "80", "--arch", "90", "--model", "llama-3.1-8b"), {80, 90})
+
+
+@pytest.mark.parametrize("model", ["qwen3-30b-a3b", "gpt-oss-20b"])
+def test_the_products_of_experts(model: str) -> None:
+    """Floats and packed weights: no spills, tensor cores, weights on their way while the tile before is multiplied."""
+    resources = compiled(
+        "--arch", "80", "--arch", "90", "--model", model, "--role", "experts_up_16", "--role", "experts_down_128"
+    )
+    assert len(resources) == 4
+    for one in resources:
+        assert one["spill_bytes"] == 0, one
+        assert one["shared_bytes"] <= 99 * 1024, one
+        assert one["async_copies"] > 0, one
+        tall = one["kernel"] == "experts_down_128" and one["arch"] == 90
+        assert one["wgmma" if tall else "mma"] > 0, one
 
 
 @pytest.mark.slow
