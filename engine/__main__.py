@@ -93,8 +93,6 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         help="how long a page that nobody uses stays there (%(default)s)",
     )
     add(
-        "--speculative",
-    add(
         "--role",
         choices=ROLES,
         default=defaults.role,
@@ -109,6 +107,8 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         help="memory for pages that are offered; the least recently used go first (%(default)s)",
     )
     add("--kv-peer", action="append", default=[], metavar="ADDRESS", help="fetch pages from there; repeatable")
+    add(
+        "--speculative",
         choices=SPECULATIVE,
         default=defaults.speculative,
         help="propose tokens and check several in one step: by look-up in the text, by a draft model, or by a head "
@@ -310,10 +310,10 @@ def main(arguments: list[str]) -> int:
         parsers = {"tool_parser": options.tool_parser, "reasoning_parser": options.reasoning_parser}
         recommended = not options.no_recommended_sampling
         model = Model.load(path, name, said, recommended=recommended, **parsers, task=options.task)
-        if model.pooling is not None and options.speculative != "off":
-            raise ValueError("'--speculative' is for models that generate text, and this one does not")
         if model.pooling is not None and options.role != "both":
             raise ValueError("'--role' is for models that generate text, and this one does not")
+        if model.pooling is not None and options.speculative != "off":
+            raise ValueError("'--speculative' is for models that generate text, and this one does not")
         if options.reload_dir is not None and not options.reload_dir.is_dir():
             raise ValueError(f"'--reload-dir' {options.reload_dir}: no such folder")
         adapters = _find_adapters(options, model)
@@ -341,15 +341,15 @@ def main(arguments: list[str]) -> int:
         kv_host_dir=None if options.kv_host_dir is None else str(options.kv_host_dir.resolve()),
         kv_redis_bytes=options.kv_redis_bytes,
         kv_redis_ttl_seconds=options.kv_redis_ttl_seconds,
-        target_tpot_ms=options.target_tpot_ms,
-        graphs=not options.no_graphs,
-        deterministic=options.deterministic,
-        speculative=options.speculative,
         role=options.role,
         kv_listen=options.kv_listen,
         kv_address=options.kv_address,
         kv_outbox_bytes=options.kv_outbox_bytes,
         kv_peers=tuple(options.kv_peer),
+        target_tpot_ms=options.target_tpot_ms,
+        graphs=not options.no_graphs,
+        deterministic=options.deterministic,
+        speculative=options.speculative,
         num_speculative_tokens=options.num_speculative_tokens,
         draft_model_path=None if draft is None else str(draft),
         max_loras=options.max_loras if adapters or options.lora_dir is not None else 0,
