@@ -162,7 +162,7 @@ class Accounting:
         counted = Usage(input_tokens=life.input_estimate, output_tokens=output, source="counted")
         usage = from_openai(life.meter.usage, counted) or counted
         self._charge(row, usage)
-        row.finish_reason = ",".join(sorted(set(life.meter.finish_reasons.values())))
+        row.set_finish_reasons(life.meter.finish_reasons.values())
         row.set_answer_id(life.meter.answer_id)
         life.tokens += usage.total_tokens
         life.cost_nanousd += row.cost_nanousd

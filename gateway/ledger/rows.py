@@ -6,6 +6,7 @@ Field names are the database's column names and the journal's keys, so a row is 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any, Final, Literal
 
 import msgspec
@@ -36,6 +37,7 @@ OUTCOMES: Final[tuple[str, ...]] = Outcome.__args__  # type: ignore[attr-defined
 BATCH_TAG: Final = "tierline-batch"
 MAX_ERROR_CHARACTERS: Final = 1000
 MAX_ANSWER_ID_CHARACTERS: Final = 128
+MAX_FINISH_REASON_CHARACTERS: Final = 256
 
 
 class LedgerRow(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -99,6 +101,10 @@ class LedgerRow(msgspec.Struct, kw_only=True, omit_defaults=True):
     def set_answer_id(self, answer_id: str | None) -> None:
         """Keep a backend's id of its answer; likewise bounded."""
         self.answer_id = _storable(answer_id or "", MAX_ANSWER_ID_CHARACTERS)
+
+    def set_finish_reasons(self, reasons: Iterable[str]) -> None:
+        """Keep why the choices of an answer ended, in a backend's words; likewise bounded."""
+        self.finish_reason = _storable(",".join(sorted(set(reasons))), MAX_FINISH_REASON_CHARACTERS)
 
     def usage(self) -> Usage:
         return Usage(

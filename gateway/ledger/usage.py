@@ -7,7 +7,7 @@ no later code can charge a token twice or compute a negative count.
 from __future__ import annotations
 
 import logging
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -17,6 +17,10 @@ logger = logging.getLogger("tierline.ledger")
 
 # reported: by the server that did the work. counted: by the gateway, from what was delivered. estimated: before it ran.
 UsageSource = Literal["reported", "counted", "estimated"]
+
+
+# No request has more tokens of a kind. A larger count would not fit into the ledger as money, or not into its sums.
+MOST_TOKENS: Final = 2**31 - 1
 
 
 class InvalidUsage(ValueError):
@@ -68,7 +72,8 @@ def from_openai(reported: protocol.Usage | None, fallback: Usage | None = None) 
 
     A count the server left out is derived from `total_tokens` where possible, else taken from `fallback`, whose source
     the result then carries. Contradictions are resolved so that nothing is lost: a part that exceeds its whole was
-    evidently counted beside it and is added; a negative count becomes zero. Both are logged.
+    evidently counted beside it and is added; a negative count becomes zero. A report of more than `MOST_TOKENS` is not
+    believed at all. All three are logged.
 
     Returns:
         The usage, or `fallback` (possibly None) when the server reported nothing usable.
@@ -92,6 +97,9 @@ def from_openai(reported: protocol.Usage | None, fallback: Usage | None = None) 
     cached = (prompt.cached_tokens if prompt else None) or 0
     written = (prompt.cache_creation_tokens if prompt else None) or 0
     reasoning = (completion.reasoning_tokens if completion else None) or 0
+    if max(input_tokens, output_tokens, cached, written, reasoning) > MOST_TOKENS:
+        logger.warning("a server reported more tokens than any request has, not believed: %s", reported)
+        return fallback
     if min(input_tokens, output_tokens, cached, written, reasoning) < 0:
         logger.warning("a server reported a negative token count, taken as zero: %s", reported)
         input_tokens, output_tokens = max(0, input_tokens), max(0, output_tokens)

@@ -182,7 +182,7 @@ class LedgerWriter:
             return
         try:
             await self._database.insert_rows(rows, reasons)
-        except DBAPIError as error:
+        except (DBAPIError, OverflowError) as error:  # the latter is SQLite's driver: a number of more than 64 bits
             if is_outage(error):
                 raise
             if len(rows) + len(reasons) == 1:
@@ -193,7 +193,7 @@ class LedgerWriter:
             await self._store(rows[:half_rows], reasons[:half_reasons])
             await self._store(rows[half_rows:], reasons[half_reasons:])
 
-    def _reject(self, item: LedgerRow | Decision | Note, error: DBAPIError) -> None:
+    def _reject(self, item: LedgerRow | Decision | Note, error: DBAPIError | OverflowError) -> None:
         path = self.journal.directory / "rejected.jsonl"
         with path.open("ab") as file:
             file.write(msgspec.json.encode({"error": _reason(error), "record": item}) + b"\n")

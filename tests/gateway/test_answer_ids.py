@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from bench.mock_upstream import MockUpstream
 from gateway.ledger.reports import explain
-from gateway.ledger.rows import MAX_ANSWER_ID_CHARACTERS, LedgerRow
+from gateway.ledger.rows import MAX_ANSWER_ID_CHARACTERS, MAX_FINISH_REASON_CHARACTERS, LedgerRow
 from tests.gateway.front_door import PRICE, FrontDoor, configuration, front_door
 
 MESSAGES = [{"role": "user", "content": "Name three rivers."}]
@@ -70,3 +70,7 @@ def test_whatever_a_backend_calls_its_answer_a_row_can_hold_it() -> None:
     assert row.answer_id == "ab?" + "x" * (MAX_ANSWER_ID_CHARACTERS - 4)
     row.set_answer_id(None)
     assert row.answer_id == ""
+    row.set_finish_reasons(["stop", "\0len\0gth", "stop"])
+    assert row.finish_reason == "length,stop"
+    row.set_finish_reasons(["x" * 5000])
+    assert row.finish_reason == "x" * MAX_FINISH_REASON_CHARACTERS

@@ -201,6 +201,20 @@ async def test_a_row_the_database_refuses_does_not_hold_up_the_others(
     journal.close()
 
 
+@pytest.mark.parametrize("cost", [2**63, 2**64 - 1])
+async def test_a_number_that_no_database_holds_does_not_hold_up_the_others(
+    database: Database, tmp_path: Path, cost: int
+) -> None:
+    journal = Journal.open(tmp_path / "journal")
+    writer = LedgerWriter(journal, database)
+    for n in range(5):
+        journal.append(Close(row(f"{n}", cost=cost if n == 3 else n)))
+    await writer.flush()
+    assert await stored(database) == ["0", "1", "2", "4"]
+    assert (writer.rejected, writer.lag_rows) == (1, 0)
+    journal.close()
+
+
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 99), max_size=80))
 async def test_any_order_of_work_restarts_and_flushes(

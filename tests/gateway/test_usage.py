@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends import protocol
-from gateway.ledger.usage import InvalidUsage, Usage, from_openai
+from gateway.ledger.usage import MOST_TOKENS, InvalidUsage, Usage, from_openai
 
 counts = st.one_of(st.none(), st.integers(-5, 10**7))
 
@@ -75,6 +75,27 @@ def test_reasoning_counted_beside_the_output_is_added() -> None:
         input_tokens=10, output_tokens=305, reasoning_tokens=300
     )
     assert from_openai(wire(10, 5, 15, reasoning=3)) == Usage(input_tokens=10, output_tokens=5, reasoning_tokens=3)
+
+
+@pytest.mark.parametrize(
+    "reported",
+    [
+        wire(MOST_TOKENS + 1, 5),
+        wire(5, 10**30),
+        wire(5, None, 2**40),
+        wire(5, 5, cached=2**63),
+        wire(5, 5, written=2**64),
+        wire(5, 5, reasoning=2**31),
+    ],
+)
+def test_more_tokens_than_any_request_has_are_not_believed(
+    reported: protocol.Usage, caplog: pytest.LogCaptureFixture
+) -> None:
+    fallback = Usage(input_tokens=7, output_tokens=9, source="counted")
+    assert from_openai(reported, fallback) is fallback
+    assert from_openai(reported) is None
+    assert "not believed" in caplog.text
+    assert from_openai(wire(MOST_TOKENS, MOST_TOKENS)) == Usage(input_tokens=MOST_TOKENS, output_tokens=MOST_TOKENS)
 
 
 @given(counts, counts, counts, counts, counts, counts)
