@@ -7,6 +7,8 @@
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# The Python of the machine with the GPU.
+GPU_PYTHON ?= 3.12
 # The first Python on the path that Tierline supports.
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 	$$name -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo $$name && break; done)
@@ -16,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help install run doctor test test-all lint format bench-gateway bench-streams bench-engine bench-cache \
-	bench-embedding bench-cache-store bench-limits bench-routing bench-cascade bench-sessions bench-placement chaos kernels-report gpu-check clean
+	bench-embedding bench-cache-store bench-limits bench-routing bench-cascade bench-sessions bench-placement chaos kernels-report gpu-check gpu-site clean
 
 help: ## list the commands
 	@grep -hE '^[a-z][a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -109,8 +111,12 @@ chaos: install ## inject faults behind a real gateway: whole answers, or explici
 kernels-report: install ## compile every Triton kernel for sm_80 and sm_90 and print its resources
 	$(BIN)/python -m bench.kernels_report $(ARGS)
 
-gpu-check: install ## the tests that need a CUDA device
-	$(BIN)/python -m pytest -m gpu $(ARGS)
+gpu-check: ## kernels, recorded steps and speed on an NVIDIA GPU, in 8 minutes, without network; ARGS="--dry-run" on a CPU
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,PYTHONPATH=var/gpu-site python3) -m bench.gpu $(ARGS)
+
+gpu-site: ## what a machine with PyTorch and Triton still lacks for gpu-check, 3 MB in var/gpu-site, to be carried there
+	$(or $(wildcard $(BIN)/python),python3) -m pip install --quiet --no-deps --only-binary=:all: --upgrade --target var/gpu-site \
+		--platform manylinux2014_x86_64 --python-version $(GPU_PYTHON) 'gguf>=0.17,<1' 'msgspec>=0.20,<1'
 
 clean: ## remove the environment and the caches, keep var/
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,6 +1,6 @@
 """On a machine with a GPU: the kernel tests again, on the device, and no compilation once an engine is built.
 
-`make gpu-check` runs these. They start processes of their own, since this one interprets Triton.
+`pytest -m gpu` runs these. They start processes of their own, since this one interprets Triton.
 """
 
 from __future__ import annotations

@@ -1,0 +1,114 @@
+"""Is it right on this card? Kernels against references, recorded steps against eager ones, compilations counted."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from bench.gpu.engines import GREEDY, decode_plan, prefill_plan, triton_runner
+from bench.gpu.figures import Figure
+from bench.gpu.shapes import SHAPES, tiny
+from engine.graphs import CudaRecorder, Recorder, buckets
+from engine.kernels.jit_monitor import monitor
+from engine.runner import ModelRunner
+from engine.types import RowResult, StepPlan
+
+_ROOT = Path(__file__).resolve().parents[2]
+# Those that need no tools besides pytest, and interpret or run kernels: not those that compile for other cards.
+_LEFT_OUT = {"test_kernel_gpu.py", "test_kernel_compile.py"}
+# bfloat16 sums in another order: natural logarithms of the same token's probability.
+_CLOSE = 0.05
+
+
+class CheckFailed(Exception):
+    """Something is not right on this card."""
+
+
+def parity(device: torch.device, *, dry: bool) -> list[Figure]:
+    """The kernels' own tests, on the device. `dry`: they are found and can be imported, no more."""
+    files = sorted(path for path in (_ROOT / "tests/engine").glob("test_kernel_*.py") if path.name not in _LEFT_OUT)
+    options = ["--noconftest", "-q", "-x", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib"]
+    options += ["--collect-only"] if dry else []
+    env = os.environ | {"TRITON_INTERPRET": "0" if device.type == "cuda" else "1"}
+    command = [sys.executable, "-m", "pytest", *options, *map(str, files)]
+    run = subprocess.run(command, cwd=_ROOT, env=env, capture_output=True, text=True, check=False)
+    if run.returncode:
+        raise CheckFailed(f"kernel tests failed:\n{run.stdout[-6000:]}{run.stderr[-2000:]}")
+    return [Figure("kernel_test_files", str(device), "passed", len(files))]
+
+
+def recorded(device: torch.device, *, dry: bool) -> list[Figure]:
+    """Replayed steps equal eager ones: to the last bit at a bucket's size, within rounding where they are padded."""
+    shape, most = tiny(SHAPES["llama-3.1-8b"]), 4 if dry else 24
+    eager, replaying = (triton_runner(shape, device, max_num_seqs=most) for _ in range(2))
+    replaying.record(_recorder(device))
+    params, vocabulary = replace(GREEDY, logprobs=5), shape.spec.vocab_size
+    worst, compared = 0.0, 0
+    for rows in (1, 3) if dry else (1, 2, 3, 5, 8, 11, 16, 23, 24):
+        lengths = [1 + (3 if dry else 37) * i % 90 for i in range(rows)]
+        each = 512 // 16
+        for runner in (eager, replaying):
+            for row, length in enumerate(lengths):
+                if length > 1:
+                    prompt = prefill_plan(length - 1, vocabulary, first_page=1 + row * each)
+                    _results(runner, prompt)
+        plan = decode_plan(lengths, vocabulary, params, pages_each=each)
+        one, other = _results(eager, plan), _results(replaying, plan)
+        if rows in buckets(most) and one != other:
+            raise CheckFailed(f"a recorded step of {rows} rows differs from the eager one")
+        worst = max(worst, _difference(one, other))
+        compared += rows
+    if worst > _CLOSE:
+        raise CheckFailed(f"log-probabilities of recorded steps differ by {worst}")
+    return [Figure("recorded_rows_compared", str(device), "rows", compared)]
+
+
+def compiled(device: torch.device, *, dry: bool) -> list[Figure]:
+    """No kernel is compiled once an engine is warm, whatever sizes its steps have."""
+    shape = tiny(SHAPES["qwen3-8b"])
+    monitor.install()
+    runner = triton_runner(shape, device, max_num_seqs=8)
+    vocabulary = shape.spec.vocab_size
+    for plan in (prefill_plan(40, vocabulary), decode_plan([41], vocabulary)):
+        _results(runner, plan)
+    runner.record(_recorder(device))
+    monitor.mark_warm()
+    decodes = ([5], [2, 9, 33]) if dry else ([500], [3, 100, 17, 16], [400] * 8, [1, 2, 3, 511, 5])
+    plans = [decode_plan(lengths, vocabulary) for lengths in decodes]
+    plans += [prefill_plan(length, vocabulary) for length in ((7,) if dry else (2, 16, 33, 300, 511))]
+    for plan in plans:
+        _results(runner, plan)
+    if monitor.late_kernels:
+        raise CheckFailed(f"compiled after warm-up: {', '.join(monitor.late_kernels)}")
+    count = monitor.compilations
+    return [Figure("kernels_built_before_the_first_request", str(device), "kernels", count)]
+
+
+def _recorder(device: torch.device) -> Recorder:
+    if device.type == "cuda":
+        return CudaRecorder(device)
+    from bench.gpu.tape import TapeRecorder
+
+    return TapeRecorder()
+
+
+def _results(runner: ModelRunner, plan: StepPlan) -> list[RowResult]:
+    results = runner.execute(plan)
+    faults = [result.error for result in results if result.error is not None]
+    if faults:
+        raise CheckFailed(f"a step failed: {faults[0]}")
+    return results
+
+
+def _difference(one: list[RowResult], other: list[RowResult]) -> float:
+    """The most by which the log-probability of a token that both rank differs."""
+    worst = 0.0
+    for left, right in zip(one, other, strict=True):
+        known = dict(right.logprobs[0].top)
+        worst = max([worst, *(abs(value - known[t]) for t, value in left.logprobs[0].top if t in known)])
+    return worst

@@ -1,0 +1,282 @@
+"""Models of true shapes with random weights: no download, and speed does not depend on the values.
+
+A `RandomModel` is opened, planned and loaded like any other; its matrices are views of one small block of numbers, so
+making them costs next to nothing and what is timed on the card is the real size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.loader.info import GenerationDefaults, ModelInfo, TokenizerData
+from engine.loader.source import OpenModel
+from engine.memory import MatrixHeader
+from engine.models.rope import RopeSpec
+from engine.models.spec import LayerSpec, ModelSpec, MoeSpec
+from engine.models.tensors import ExpertTensors, FloatArray, LayerTensors, NetworkTensors
+from engine.quant.fp8 import Fp8Matrix
+from engine.quant.int4 import Int4Matrix
+from engine.quant.matrix import GROUP_SIZE, PIECE_VALUES, AffineBlocks, WeightMatrix
+
+Encoding = Literal["bf16", "fp8", "awq"]
+_AWQ_GROUP = 128
+_Number = TypeVar("_Number", np.float32, np.uint8)
+_RANDOM = np.random.default_rng(0)
+_FLOATS = (_RANDOM.standard_normal(PIECE_VALUES) * 0.02).astype(np.float32)
+_BYTES = _RANDOM.integers(0, 256, PIECE_VALUES, dtype=np.uint8)
+_CODES: npt.NDArray[np.uint8] = _BYTES & np.uint8(0xB7)  # e4m3 with no exponent so large that it is no number
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A model's sizes and the encoding of its matrices."""
+
+    name: str
+    spec: ModelSpec
+    encoding: Encoding = "bf16"
+
+    @property
+    def active_parameters(self) -> int:
+        """Of one token's forward pass, the embedding left out."""
+        spec = self.spec
+        attention = spec.num_layers * spec.hidden_size * (2 * spec.q_size + 2 * spec.kv_size)
+        width = spec.intermediate_size if spec.moe is None else spec.moe.top_k * spec.moe.intermediate_size
+        return attention + spec.num_layers * 3 * spec.hidden_size * width + spec.vocab_size * spec.hidden_size
+
+    def read_bytes(self, batch: int, held_bytes: int) -> float:
+        """Weights that a step of `batch` tokens reads: all but the embedding, and of experts those that are hit."""
+        spec, moe = self.spec, self.spec.moe
+        embedding = spec.vocab_size * spec.hidden_size * 2
+        if moe is None:
+            return held_bytes - embedding
+        experts = spec.num_layers * 3 * spec.hidden_size * moe.intermediate_size * 2  # of one each, bfloat16
+        hit = moe.num_experts * (1 - (1 - moe.top_k / moe.num_experts) ** batch)
+        return held_bytes - embedding - experts * (moe.num_experts - hit)
+
+
+def _spec(
+    layers: int,
+    hidden: int,
+    intermediate: int,
+    heads: int,
+    kv_heads: int,
+    vocab: int,
+    *,
+    head_dim: int = 128,
+    qk_norm: bool = False,
+    moe: MoeSpec | None = None,
+    max_position: int = 16384,
+) -> ModelSpec:
+    layer = LayerSpec(RopeSpec(theta=500_000.0, rotary_dim=head_dim), experts=moe is not None)
+    return ModelSpec(
+        architecture="random",
+        layers=(layer,) * layers,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab_size=vocab,
+        max_position=max_position,
+        norm_eps=1e-5,
+        tied_embeddings=False,
+        qk_norm=qk_norm,
+        moe=moe,
+    )
+
+
+_LLAMA_8B = _spec(32, 4096, 14336, 32, 8, 128_256)
+_LLAMA_70B = _spec(80, 8192, 28672, 64, 8, 128_256)
+_QWEN3_8B = _spec(36, 4096, 12288, 32, 8, 151_936, qk_norm=True)
+_QWEN3_30B = _spec(48, 2048, 6144, 32, 4, 151_936, qk_norm=True, moe=MoeSpec(128, 8, 768, renormalise=True))
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape("llama-3.1-8b", _LLAMA_8B),
+        Shape("llama-3.1-8b-fp8", _LLAMA_8B, "fp8"),
+        Shape("llama-3.1-8b-awq", _LLAMA_8B, "awq"),
+        Shape("qwen3-8b", _QWEN3_8B),
+        Shape("llama-70b-fp8", _LLAMA_70B, "fp8"),
+        Shape("qwen3-30b-a3b", _QWEN3_30B),
+    )
+}
+
+
+def tiny(shape: Shape) -> Shape:
+    """The same with everything small, for a rehearsal on a CPU."""
+    spec, moe = shape.spec, shape.spec.moe
+    small = replace(
+        spec,
+        layers=tuple(replace(layer, rope=RopeSpec(theta=10_000.0, rotary_dim=32)) for layer in spec.layers[:1]),
+        hidden_size=64,
+        intermediate_size=128,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        vocab_size=128,
+        max_position=512,
+        moe=None if moe is None else MoeSpec(8, 2, 64, renormalise=True),
+    )
+    return replace(shape, spec=small)
+
+
+@dataclass(frozen=True, slots=True)
+class TiledMatrix:
+    """Floats, the same block over and over. See `WeightMatrix`."""
+
+    num_rows: int
+    num_columns: int
+    encoding: str = "BF16"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.num_rows, self.num_columns
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_rows * self.num_columns * 2
+
+    @property
+    def column_order(self) -> None:
+        return None
+
+    def take_rows(self, index: npt.NDArray[np.int64]) -> TiledMatrix:
+        return replace(self, num_rows=len(index))
+
+    def rows(self, start: int, stop: int) -> TiledMatrix:
+        return replace(self, num_rows=stop - start)
+
+    def columns(self, start: int, stop: int) -> TiledMatrix:
+        return replace(self, num_columns=stop - start)
+
+    def dequantize(self) -> FloatArray:
+        return _tiled(_FLOATS, self.num_rows, self.num_columns)
+
+    def affine(self) -> AffineBlocks | None:
+        return None
+
+
+def _tiled(block: npt.NDArray[_Number], *shape: int) -> npt.NDArray[_Number]:
+    size = int(np.prod(shape))
+    return (block[:size] if size <= block.size else np.resize(block, size)).reshape(shape)
+
+
+def _matrix(encoding: Encoding, rows: int, columns: int) -> WeightMatrix:
+    if encoding == "awq":
+        group = min(_AWQ_GROUP, columns)
+        scale = np.full((rows, columns // group), 0.004, dtype=np.float32)
+        packed = _tiled(_BYTES, rows, columns // GROUP_SIZE, GROUP_SIZE // 2)
+        return Int4Matrix(packed, scale, np.full(scale.shape, 8, dtype=np.uint8), "AWQ")
+    if encoding == "fp8":
+        codes = _tiled(_CODES, rows, columns)
+        return Fp8Matrix(codes, np.full((rows, 1), 0.02, dtype=np.float32), columns)
+    return TiledMatrix(rows, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    shape: tuple[int, ...]
+    encoding: str
+
+
+class RandomTensors:
+    """`ModelTensors` of a shape. Embedding and output matrix are floats in every encoding, as in published models."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.spec, self._encoding = shape.spec, shape.encoding
+
+    def embedding(self) -> WeightMatrix:
+        return TiledMatrix(self.spec.vocab_size, self.spec.hidden_size)
+
+    def output(self) -> WeightMatrix:
+        return self.embedding()
+
+    def final_norm(self) -> FloatArray:
+        return np.ones(self.spec.hidden_size, dtype=np.float32)
+
+    def score(self, labels: int) -> FloatArray:
+        raise NotImplementedError("models of random weights generate text")
+
+    def layers(self) -> Iterator[LayerTensors]:
+        return (self.layer(index) for index in range(self.spec.num_layers))
+
+    def layer(self, index: int) -> LayerTensors:
+        """Block `index`: all are the same."""
+        spec = self.spec
+        ones = np.ones(spec.hidden_size, dtype=np.float32)
+        head = np.ones(spec.head_dim, dtype=np.float32) if spec.qk_norm else None
+        return LayerTensors(
+            attention_norm=ones,
+            qkv=[self._of(size, spec.hidden_size) for size in (spec.q_size, spec.kv_size, spec.kv_size)],
+            attention_output=self._of(spec.hidden_size, spec.q_size),
+            mlp_norm=ones,
+            mlp=self._network(spec.intermediate_size) if spec.moe is None else self._experts(spec.moe),
+            q_norm=head,
+            k_norm=head,
+        )
+
+    def matrices(self, *, output: bool = True) -> Iterator[Sequence[MatrixHeader]]:
+        """What `Demand` counts."""
+        for layer in self.layers():
+            yield list(layer.qkv)
+            yield [layer.attention_output]
+            mlp = layer.mlp
+            for network in mlp.experts if isinstance(mlp, ExpertTensors) else [mlp]:
+                yield list(network.gate_up)
+                yield [network.down]
+        if output:
+            yield [self.output()]
+
+    def _of(self, rows: int, columns: int) -> WeightMatrix:
+        return _matrix(self._encoding, rows, columns)
+
+    def _network(self, width: int) -> NetworkTensors:
+        hidden = self.spec.hidden_size
+        return NetworkTensors([self._of(width, hidden), self._of(width, hidden)], self._of(hidden, width))
+
+    def _experts(self, moe: MoeSpec) -> ExpertTensors:
+        router = _RANDOM.standard_normal((moe.num_experts, self.spec.hidden_size), dtype=np.float32)
+        return ExpertTensors(router, None, [self._network(moe.intermediate_size)] * moe.num_experts)
+
+
+class RandomModel(OpenModel):
+    """A model of `shape`, without a file."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.path = Path(f"random/{shape.name}")
+        self.spec = shape.spec
+        self._shape = shape
+
+    @cached_property
+    def info(self) -> ModelInfo:
+        """See `OpenModel`: a vocabulary without words and without an end."""
+        empty = TokenizerData("gpt2", "gpt-2", [], [], [], None, None, None, add_bos=False)
+        return ModelInfo(
+            path=self.path,
+            name=self._shape.name,
+            spec=self.spec,
+            quantization=self._shape.encoding,
+            file_bytes=0,
+            tokenizer=empty,
+            chat_template=None,
+            tool_template=None,
+            generation=GenerationDefaults(None, None),
+            licence=None,
+            pooling=None,
+        )
+
+    def tensors(self) -> RandomTensors:
+        """See `OpenModel`."""
+        return RandomTensors(self._shape)
+
+    def digest(self) -> bytes:
+        """See `OpenModel`."""
+        return self._shape.name.encode().ljust(32, b"\0")[:32]
