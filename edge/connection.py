@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -316,7 +317,8 @@ class Connection(HttpToolsProtocol):
         self._unwanted_bytes = 0
         self.flow.resume_reading()
         if self.transport.can_write_eof():
-            self.transport.write_eof()
+            with suppress(OSError):  # asyncio's own loop: the client has just closed, which is read in the next turn
+                self.transport.write_eof()
 
     def _peer(self) -> str:
         return f"{self.client[0]}:{self.client[1]}" if self.client else "a client"

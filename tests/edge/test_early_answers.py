@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
+import socket
 
 import pytest
 
@@ -154,3 +155,12 @@ async def test_http_1_0_cannot_ask(door: Edge) -> None:
     client = await door.connect()
     answer = await client.ask((EXPECTING % b"/echo").replace(b"HTTP/1.1", b"HTTP/1.0") + b"hello")
     assert (answer.status, answer.said["body"]) == (200, "hello")
+
+
+async def test_a_client_that_has_just_closed_is_no_failure(door: Edge) -> None:
+    """Its end is not read yet, and what is written breaks the connection before its own end can be said."""
+    with socket.create_connection(("127.0.0.1", door.port)) as client:
+        client.sendall(b"POST /hold HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 9\r\n\r\n")
+        await door.until(lambda: bool(door.application.asked))
+    door.application.let_go.set()
+    await door.until(lambda: not door.server.connections() and not door.server.server_state.tasks)
