@@ -7,6 +7,7 @@ HTTP process goes, the core goes. `python -m engine.core FD PARENT_PID CONFIG_JS
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -16,6 +17,8 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -53,10 +56,11 @@ from engine.messages import (
     to_core_decoder,
 )
 from engine.models.pooling import choose_task
+from engine.parallel.errors import LayoutError, PeersLost
+from engine.parallel.settings import check_settings
 from engine.scheduling.scheduler import Scheduler
 from engine.snapshot import snapshot
-from engine.spec.loading import demand_of, load_speculator, open_draft
-from engine.spec.speculator import MOST_DRAFTS
+from engine.spec.loading import load_speculator, open_draft
 from engine.transfer.tiers import Tiers
 from engine.types import Runner
 
@@ -232,6 +236,8 @@ class EngineCore:
         planned = time.monotonic()
         try:
             results = self._runner.execute(plan)
+        except PeersLost:
+            raise
         except Exception as error:
             log.exception("a step of %d rows failed", len(plan.rows))
             outputs = self._scheduler.fail_step(f"The engine failed in a step: {type(error).__name__}: {error}")
@@ -286,12 +292,13 @@ def load_model(config: EngineConfig, connection: socket.socket) -> tuple[EngineC
     """Load the weights and build the core around them."""
     from engine import kernel_caches, threads
 
-    num_threads = threads.configure(config.threads)  # before anything imports torch
+    num_ranks = config.tensor_parallel * config.pipeline_parallel
+    num_threads = threads.configure(config.threads, ranks=num_ranks)  # before anything imports torch
     kernel_caches.bound()
     from engine.adapters.opening import open_adapters
-    from engine.adapters.targets import adapter_values
     from engine.loader import open_model
-    from engine.runner import load_runner
+    from engine.open_runner import open_runner
+    from engine.parallel.leader import LeadingRunner, lead
     from engine.text.tokenizer import Tokenizer, end_ids
     from engine.transfer.page_memory import TensorPages
 
@@ -301,23 +308,9 @@ def load_model(config: EngineConfig, connection: socket.socket) -> tuple[EngineC
     end_token_ids = end_ids(model.info.tokenizer)
     draft = open_draft(config, model)
     pooling = choose_task(config.task, model.info.pooling)
-    runner = load_runner(
-        model,
-        precision=config.precision,
-        threads=num_threads,
-        max_model_len=config.max_model_len,
-        kv_cache_bytes=config.kv_cache_bytes,
-        device=config.device,
-        block_size=config.block_size,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_num_seqs=config.max_num_seqs,
-        max_num_drafts=0 if config.speculative == "off" else MOST_DRAFTS,
-        draft=None if draft is None else demand_of(draft),
-        pooling=pooling,
-        adapter_values=config.max_loras * adapter_values(model.spec, config.max_lora_rank),
-        graphs=config.graphs,
-        deterministic=config.deterministic,
-    )
+    check_settings(config, model.spec, adapters=bool(config.adapters))
+    peers = lead(config, num_threads, partial(_end, connection))
+    runner = open_runner(config, model, threads=num_threads, draft=draft, peers=peers)
     adapters = open_adapters(config, runner)
     speculator = load_speculator(config, runner, draft, threads=num_threads)
     grammars = Grammars(lambda: Compiler(Vocabulary.of(Tokenizer(model.info), model.spec.vocab_size)))
@@ -325,8 +318,16 @@ def load_model(config: EngineConfig, connection: socket.socket) -> tuple[EngineC
     batching = MicroBatching(config.max_batch_size, config.max_wait_ms)
     pages, on_gpu = TensorPages(runner.attention.kv_cache), runner.attention.config.device.type == "cuda"
     tiers = build_tiers(config, scheduler.cache, pages, digest, on_gpu=on_gpu)
-    core = EngineCore(runner, scheduler, connection, grammars, batching, adapters, tiers)
+    leading = runner if peers is None else LeadingRunner(runner)
+    core = EngineCore(leading, scheduler, connection, grammars, batching, adapters, tiers)
     return core, core.ready(digest, time.monotonic() - start)
+
+
+def _end(connection: socket.socket, reason: str) -> None:
+    """End this process at once: its main thread may wait for something that will not come."""
+    with contextlib.suppress(OSError):
+        connection.sendall(encode_frame(Fatal(reason)))
+    os._exit(1)
 
 
 def main(arguments: list[str], load: Load = load_model) -> int:
@@ -348,7 +349,7 @@ def main(arguments: list[str], load: Load = load_model) -> int:
         core.close()
     except (BrokenPipeError, ConnectionResetError):
         return 0  # the HTTP process went away in mid-sentence
-    except (ModelFileError, EngineMemoryError) as refusal:  # for whoever started it: a traceback would add nothing
+    except (ModelFileError, EngineMemoryError, LayoutError) as refusal:  # for people: a traceback would add nothing
         connection.sendall(encode_frame(Fatal(str(refusal))))
         return 1
     except Exception as error:

@@ -139,6 +139,8 @@ class Demand:
     max_num_batched_tokens: int
     kv_cache_bytes: int | None = None
     adapter_values: int = 0  # numbers in all adapters that there may be at a time
+    vocabulary: int | None = None  # rows of the embedding that are held here; None: all
+    ranks: int = 1  # processes that hold a part each in the same memory, and all ask what is free before one loads
 
     def plan(self, storage: Storage) -> MemoryPlan:
         """What this takes when stored so."""
@@ -163,7 +165,9 @@ class Demand:
         return MemoryPlan(
             packed_bytes=packed,
             dense_bytes=dense,
-            embedding_bytes=spec.vocab_size * spec.hidden_size * storage.element_bytes,
+            embedding_bytes=spec.hidden_size
+            * (spec.vocab_size if self.vocabulary is None else self.vocabulary)
+            * storage.element_bytes,
             table_bytes=4 * (spec.num_float32_parameters + angles),
             # On a GPU the pieces are made in main memory, one matrix at a time.
             loading_bytes=0 if storage.on_gpu else loading + 4 * _DECODING_COPIES * PIECE_VALUES,

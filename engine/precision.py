@@ -48,7 +48,7 @@ def choose_policy(precision: str, device: torch.device, demand: Demand) -> tuple
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError("device cuda: torch finds no CUDA device here")
     policies = _candidates(precision, device)
-    free = free_bytes(device)
+    free = free_bytes(device) // demand.ranks
     plans = [demand.plan(_storage(policy)) for policy in policies]
     for policy, plan in zip(policies, plans, strict=True):
         if plan.total_bytes <= free:

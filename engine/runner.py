@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from engine.layers.device import build_attention, build_ops
 from engine.limits import DRAWN_AT_ONCE
 from engine.loader import OpenModel, open_model
 from engine.loader.progress import reported
+from engine.loader.source import ModelTensors
 from engine.memory import (
     Demand,
     DraftDemand,
@@ -40,6 +42,11 @@ from engine.memory import (
 from engine.models.decoder import Decoder
 from engine.models.pooling import PoolingSpec
 from engine.models.spec import ModelSpec
+from engine.parallel.calls import CopyPages, Forward
+from engine.parallel.decoder import PartDecoder
+from engine.parallel.layout import part_of
+from engine.parallel.peers import Peers
+from engine.parallel.shards import PartTensors
 from engine.pooler import Pooler
 from engine.precision import choose_policy, free_bytes
 from engine.sampler import Sampler
@@ -69,9 +76,10 @@ class ModelRunner:
         max_num_drafts: int = 0,
         pooler: Pooler | None = None,
         adapter_bytes: int = 0,
+        peers: Peers | None = None,
     ) -> None:
         """`pooler`: what makes vectors of texts, in place of the sampler. `adapter_bytes`: what the adapters that come
-        later may take; 0: there will be none."""
+        later may take; 0: there will be none. `peers`: the ranks that have the other parts of the model."""
         config = attention.config
         self.spec: ModelSpec = decoder.spec
         self.max_model_len = max_model_len
@@ -84,6 +92,7 @@ class ModelRunner:
         self._precision = precision
         self._max_num_drafts = max_num_drafts
         self._adapter_bytes = adapter_bytes
+        self._peers = peers
         self.adapters = StepAdapters(config.device)
         if adapter_bytes:
             decoder.adapt(self.adapters)
@@ -127,14 +136,14 @@ class ModelRunner:
         token_ids = np.concatenate([np.asarray(row.token_ids, dtype=np.int64) for row in rows])
         row_faults = self._token_faults(token_ids, geometry) | self.adapters.begin(rows, geometry.query_starts)
         if plan.copies:
-            self._copy_pages(plan.copies)
+            self.copy_pages(plan.copies)
         if self._pooler is not None:
             wanted = self._pooler.wanted(rows, geometry.query_starts)
-            hidden = self._hidden(token_ids, geometry, wanted.indices)
+            hidden = self.forward(token_ids, geometry, wanted.indices)
             return self._pooler.results(rows, wanted, hidden, row_faults)
         scores = PromptScores.wanted(rows, geometry.query_starts)
         sampled = sampled_tokens(rows, geometry)
-        hidden = self._hidden(token_ids, geometry, np.concatenate([sampled, scores.indices]))
+        hidden = self.forward(token_ids, geometry, np.concatenate([sampled, scores.indices]))
         positions = expand(rows)
         hidden, scored = hidden[: len(positions)], hidden[len(positions) :]
         first = list(accumulate((row.num_drafts + 1 for row in rows), initial=0))
@@ -158,8 +167,10 @@ class ModelRunner:
                 results[i] = replace(results[i], prompt_logprobs=entries)
         return results
 
-    def _hidden(self, token_ids: LongArray, step: StepGeometry, wanted: LongArray) -> torch.Tensor:
+    def forward(self, token_ids: LongArray, step: StepGeometry, wanted: LongArray) -> torch.Tensor:
         """Begin the step and run it: states `[rows, hidden]` of the tokens `wanted`, indices into the step's."""
+        if self._peers is not None:
+            self._peers.announce(Forward.of(step, token_ids, wanted))
         if self._graphs is not None and not self.adapters.groups and self._graphs.serves(step):
             states = self._graphs.hidden(token_ids, step)  # of every row, in order
             return states if len(wanted) == len(states) else states[torch.from_numpy(wanted)]
@@ -167,8 +178,16 @@ class ModelRunner:
         arrays = (token_ids, step.positions, wanted)
         return self.decoder.hidden(*(torch.from_numpy(array).to(self._config.device) for array in arrays))
 
-    def _copy_pages(self, copies: Sequence[tuple[int, int]]) -> None:
-        """All sources are read before any page is written."""
+    def answer_logits(self, rows: int) -> None:
+        """On a rank other than 0: compute what is here of the logits of `rows` states that rank 0 has."""
+        if self.decoder.output is not None:
+            config = self._config
+            self.decoder.output(torch.empty((rows, self.spec.hidden_size), dtype=config.dtype, device=config.device))
+
+    def copy_pages(self, copies: Sequence[tuple[int, int]]) -> None:
+        """See `StepPlan.copies`. All sources are read before any page is written."""
+        if self._peers is not None:
+            self._peers.announce(CopyPages(list(copies)))
         sources, targets = torch.tensor(copies, device=self._config.device).unbind(1)
         pages = self.attention.kv_cache
         pages.index_copy_(2, targets, pages.index_select(2, sources))
@@ -272,6 +291,7 @@ def load_runner(
     adapter_values: int = 0,
     graphs: bool = True,
     deterministic: bool = False,
+    peers: Peers | None = None,
 ) -> ModelRunner:
     """Load a model, open already or the path of one, for serving.
 
@@ -283,12 +303,17 @@ def load_runner(
     `pooling`: make vectors of texts, or scores, in place of answers. `adapter_values`: numbers in all adapters that
     will be there at a time, `engine.adapters.targets.adapter_values`; 0: none will. `graphs`: on a GPU, record decode
     steps. `deterministic`: on a GPU, attention that gives a row the same result whatever runs beside it.
+    `peers`: load this rank's part, as each of them does; the others then follow what rank 0 announces.
 
-    Raises ModelFileError (the file), EngineMemoryError (it does not fit), ValueError (a parameter out of range).
+    Raises ModelFileError (the file), EngineMemoryError (it does not fit), ValueError (a parameter out of range),
+    LayoutError (it cannot be divided so).
     """
     if not isinstance(model, OpenModel):
         model = open_model(model)
-    source = model.tensors()
+    source: ModelTensors = model.tensors()
+    part = None if peers is None else part_of(source.spec, peers.place)
+    if part is not None:
+        source = PartTensors(source, part)
     spec = source.spec
     max_model_len = spec.max_position if max_model_len is None else max_model_len
     if not 1 <= max_model_len <= spec.max_position:
@@ -311,6 +336,8 @@ def load_runner(
         max_num_batched_tokens=max_num_batched_tokens,
         kv_cache_bytes=kv_cache_bytes,
         adapter_values=adapter_values,
+        vocabulary=None if part is None else part.table_rows,
+        ranks=1 if part is None or target.type == "cuda" else part.place.layout.num_ranks,
     )
     policy, plan = choose_policy(precision, target, demand)
     draft_bytes = 0 if draft is None else draft.num_parameters * policy.dtype.itemsize
@@ -322,9 +349,11 @@ def load_runner(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         budget_bytes=kv_cache_bytes,
-        free_bytes=max(0, free_bytes(target) - plan.without_kv_bytes - draft_bytes),
+        free_bytes=max(0, free_bytes(target) // demand.ranks - plan.without_kv_bytes - draft_bytes),
         on_gpu=target.type == "cuda",
     )
+    if peers is not None:  # all have as many pages, and all have asked for free memory before one takes any
+        num_blocks = peers.least(num_blocks)
     config = AttentionConfig(
         num_layers=spec.num_layers,
         num_heads=spec.num_heads,
@@ -345,7 +374,8 @@ def load_runner(
     attention = build_attention(config, deterministic=deterministic)
     ops = build_ops(target)
     with reported(source, model.path.name) as counted:
-        decoder = Decoder(counted, policy, attention, ops, max_position=max_model_len, output=pooling is None)
+        build = Decoder if part is None or peers is None else partial(PartDecoder, part=part, peers=peers)
+        decoder = build(counted, policy, attention, ops, max_position=max_model_len, output=pooling is None)
     head = source.score(pooling.labels) if pooling is not None and pooling.labels else None
     runner = ModelRunner(
         decoder,
@@ -356,11 +386,14 @@ def load_runner(
         max_num_drafts=max_num_drafts,
         pooler=None if pooling is None else Pooler(head, target),
         adapter_bytes=plan.adapter_bytes,
+        peers=peers,
     )
+    if peers is not None and not peers.place.leads:
+        return runner
     warm_up(runner)
     if target.type == "cuda":
         rehearse(runner)
-        if graphs and pooling is None:
+        if graphs and pooling is None and peers is None:  # ranks are told of every step
             try_to_record(runner, CudaRecorder(target))
     jit_monitor.mark_warm()
     logger.info("loaded %s: %s", model.path, runner.describe())

@@ -17,8 +17,10 @@ _MAX_THREADS = 8
 _SPIN_COUNT = 2_000
 
 
-def configure(threads: int | None) -> int:
+def configure(threads: int | None, *, ranks: int = 1) -> int:
     """Set the OpenMP environment and return the number of threads: `threads`, or a choice by cores and CPU quota.
+
+    `ranks`: processes that share them; what is returned is the share of one.
 
     Raises RuntimeError when torch is already imported (its thread pool has read the environment), ValueError for
     `threads` below 1.
@@ -27,7 +29,7 @@ def configure(threads: int | None) -> int:
         raise RuntimeError("engine.threads.configure must run before torch is imported")
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads}")
-    count = threads or min(available_cores(), _MAX_THREADS)
+    count = max(1, (threads or min(available_cores(), _MAX_THREADS)) // ranks)
     os.environ["OMP_NUM_THREADS"] = str(count)
     os.environ["MKL_NUM_THREADS"] = str(count)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")

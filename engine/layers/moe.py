@@ -35,23 +35,27 @@ class Experts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MixtureOfExperts:
-    """x: `[tokens, hidden]` -> `[tokens, hidden]`, in x's dtype."""
+    """x: `[tokens, hidden]` -> `[tokens, hidden]`, in x's dtype.
+
+    Where other experts are elsewhere, this is the sum of what those here yield.
+    """
 
     router: torch.Tensor  # float32 [experts, hidden]
     router_bias: torch.Tensor | None  # float32 [experts]
     experts: list[GatedMlp]
     top_k: int
     renormalise: bool
+    first: int = 0  # the number of `experts[0]`
 
     def __call__(self, x: torch.Tensor, ops: BlockOps) -> torch.Tensor:
         weights, chosen = self.route(x)
         slots = chosen.flatten().argsort(stable=True)  # [tokens * top_k], by expert
         tokens = slots // self.top_k
         inputs, shares = x.index_select(0, tokens), weights.flatten().index_select(0, slots).unsqueeze(1)
-        counts = torch.bincount(chosen.flatten(), minlength=len(self.experts)).tolist()
+        counts = torch.bincount(chosen.flatten(), minlength=len(self.router)).tolist()
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-        start = 0
-        for expert, count in zip(self.experts, counts, strict=True):
+        start, end = sum(counts[: self.first]), self.first + len(self.experts)
+        for expert, count in zip(self.experts, counts[self.first : end], strict=True):
             if count:
                 part = slice(start, start + count)
                 out.index_add_(0, tokens[part], expert(inputs[part], ops).float() * shares[part])
@@ -82,7 +86,8 @@ def build_experts(tensors: ExpertTensors, policy: LinearPolicy, spec: MoeSpec, a
 
     router = on_device(tensors.router)
     router_bias = None if tensors.router_bias is None else on_device(tensors.router_bias)
-    if policy.device.type == "cuda":
+    # The grouped products know no experts but those that are here.
+    if policy.device.type == "cuda" and len(tensors.experts) == len(tensors.router):
         from engine.layers.moe_triton import build_fused
 
         return build_fused(tensors, router, router_bias, policy, spec, activation)
@@ -92,4 +97,5 @@ def build_experts(tensors: ExpertTensors, policy: LinearPolicy, spec: MoeSpec, a
         experts=[build_mlp(expert, policy, activation) for expert in tensors.experts],
         top_k=spec.top_k,
         renormalise=spec.renormalise,
+        first=tensors.first,
     )

@@ -250,7 +250,7 @@ class GgufTensors:
 
     def layers(self) -> Iterator[LayerTensors]:
         for index in range(self.spec.num_layers):
-            yield self._layer(index)
+            yield self.layer(index)
 
     def matrices(self, *, output: bool = True) -> Iterator[list[TensorInfo]]:
         """The headers of the matrices that products are made of, `output` last; those of a list share one product."""
@@ -289,7 +289,7 @@ class GgufTensors:
             )
         return info
 
-    def _layer(self, index: int) -> LayerTensors:
+    def layer(self, index: int) -> LayerTensors:
         spec, file, prefix = self.spec, self._file, f"blk.{index}."
         hidden = spec.hidden_size
 

@@ -15,7 +15,7 @@ from engine.loader.errors import ModelFileError
 from engine.loader.hf_families import ExpertNames, HfFamily
 from engine.loader.hf_weights import HfWeights, MatrixInfo
 from engine.models.spec import ModelSpec, MoeSpec
-from engine.models.tensors import ExpertTensors, FloatArray, LayerTensors, NetworkTensors
+from engine.models.tensors import EachExpert, ExpertTensors, FloatArray, LayerTensors, NetworkTensors
 from engine.quant.blocks import BlockTensor
 from engine.quant.matrix import WeightMatrix
 
@@ -47,7 +47,7 @@ class HfTensors:
 
     def layers(self) -> Iterator[LayerTensors]:
         for index in range(self.spec.num_layers):
-            yield self._layer(index)
+            yield self.layer(index)
 
     def matrices(self, *, output: bool = True) -> Iterator[list[MatrixInfo]]:
         """The headers of the matrices that products are made of, `output` last; those of a list share one product."""
@@ -84,7 +84,7 @@ class HfTensors:
     def _gate_up_names(self) -> tuple[str, ...]:
         return ("gate_up_proj",) if self._family.fused else ("gate_proj", "up_proj")
 
-    def _layer(self, index: int) -> LayerTensors:
+    def layer(self, index: int) -> LayerTensors:
         spec, weights, prefix = self.spec, self._weights, self._layer_prefix(index)
         hidden = spec.hidden_size
         attention = prefix + "self_attn."
@@ -132,13 +132,13 @@ class HfTensors:
         weights, names, moe, hidden = self._weights, self._family.experts, self.spec.moe, self.spec.hidden_size
         assert names is not None  # a layer has experts only where family and spec have them
         assert moe is not None
-        router, count = prefix + names.router, moe.num_experts
+        router, experts, count = prefix + names.router, prefix + names.experts, moe.num_experts
         return ExpertTensors(
             router=weights.tensor(router + ".weight", (count, hidden)).dequantize(),
             router_bias=weights.vector(router + ".bias", count) if moe.bias else None,
-            experts=self._stacked(prefix + names.experts, moe)
+            experts=self._stacked(experts, moe)
             if names.stacked
-            else (self._expert(f"{prefix}{names.experts}.{number}.", names, moe) for number in range(count)),
+            else EachExpert(range(count), lambda number: self._expert(f"{experts}.{number}.", names, moe)),
         )
 
     def _expert(self, prefix: str, names: ExpertNames, moe: MoeSpec) -> NetworkTensors:
@@ -146,16 +146,19 @@ class HfTensors:
         gate_up = [self._weights.tensor(f"{prefix}{name}.weight", (inner, hidden)) for name in (names.gate, names.up)]
         return NetworkTensors(gate_up, self._weights.tensor(f"{prefix}{names.down}.weight", (hidden, inner)))
 
-    def _stacked(self, name: str, moe: MoeSpec) -> Iterator[NetworkTensors]:
+    def _stacked(self, name: str, moe: MoeSpec) -> EachExpert:
         """Experts that lie in one tensor; rows of gate and up take turns and are put apart."""
         hidden, inner, count = self.spec.hidden_size, moe.intermediate_size, moe.num_experts
         apart = np.arange(2 * inner, dtype=np.int64).reshape(inner, 2).T.ravel()
         bias = self._weights.tensor(f"{name}.gate_up_proj_bias", (count, 2 * inner)).dequantize()
         down_bias = self._weights.tensor(f"{name}.down_proj_bias", (count, hidden)).dequantize()
-        for number in range(count):
+
+        def make(number: int) -> NetworkTensors:
             gate_up = self._one_of(f"{name}.gate_up_proj", number, (count, 2 * inner, hidden)).take_rows(apart)
             down = self._one_of(f"{name}.down_proj", number, (count, hidden, inner))
-            yield NetworkTensors([gate_up], down, bias[number][apart], down_bias[number])
+            return NetworkTensors([gate_up], down, bias[number][apart], down_bias[number])
+
+        return EachExpert(range(count), make)
 
     def _one_of(self, name: str, number: int, shape: tuple[int, int, int]) -> WeightMatrix:
         """One expert's matrix `[out, in]`. Plain floats are stored as `[in, out]`, quantised ones as they should be."""

@@ -13,11 +13,15 @@ from typing import Protocol
 from engine.loader.info import ModelInfo
 from engine.memory import MatrixHeader
 from engine.models.spec import ModelSpec
-from engine.models.tensors import FloatArray, TensorSource
+from engine.models.tensors import FloatArray, LayerTensors, TensorSource
 
 
 class ModelTensors(TensorSource, Protocol):
     """The weights by their role, and what their headers say before they are read."""
+
+    def layer(self, index: int) -> LayerTensors:
+        """Block `index` alone."""
+        ...
 
     def matrices(self, *, output: bool = True) -> Iterator[Sequence[MatrixHeader]]:
         """The matrices that products are made of; those of a list share one product. Last, if wanted, `output`."""

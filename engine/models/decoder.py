@@ -47,6 +47,8 @@ class Layer:
 class Decoder:
     """Weights and forward pass. Activations have `policy.dtype`; logits are float32."""
 
+    begins = True  # with the embedding, so that there is no sum before the first block
+
     def __init__(
         self,
         source: TensorSource,
@@ -65,16 +67,14 @@ class Decoder:
         self.attention = attention
         self.ops = ops
         self._device = policy.device
-        self.embedding = decode([source.embedding()], policy.dtype).to(policy.device)
-        if spec.embedding_scale != 1.0:  # rounded to the weights' dtype, as it was in training
-            self.embedding *= torch.tensor(spec.embedding_scale, dtype=policy.dtype, device=policy.device)
+        self.embedding = self._build_embedding(source, policy)
         self._tables = {rope: rotary_table(rope, max_position).to(policy.device) for rope in spec.ropes}
         self.layers = [
             self._build_layer(layer, tensors, policy)
             for layer, tensors in zip(spec.layers, source.layers(), strict=True)
         ]
         self._final_norm = self._vector(source.final_norm())
-        self.output = build_linear([source.output()], policy, out_dtype=torch.float32) if output else None
+        self.output = self._build_output(source, policy) if output else None
         # All blocks in one call, where the machine and the weights allow it; None: one operation after the other.
         self.blocks = build_blocks(spec, self.layers, attention, policy.dtype)
         self._adapters: StepAdapters | None = None
@@ -96,6 +96,15 @@ class Decoder:
 
     def _vector_if_any(self, values: FloatArray | None) -> torch.Tensor | None:
         return None if values is None else self._vector(values)
+
+    def _build_embedding(self, source: TensorSource, policy: LinearPolicy) -> torch.Tensor:
+        table = decode([source.embedding()], policy.dtype).to(policy.device)
+        if (scale := self.spec.embedding_scale) != 1.0:  # rounded to the weights' dtype, as it was in training
+            table *= torch.tensor(scale, dtype=policy.dtype, device=policy.device)
+        return table
+
+    def _build_output(self, source: TensorSource, policy: LinearPolicy) -> Linear | None:
+        return build_linear([source.output()], policy, out_dtype=torch.float32)
 
     def _build_layer(self, layer: LayerSpec, tensors: LayerTensors, policy: LinearPolicy) -> Layer:
         return Layer(
@@ -138,16 +147,25 @@ class Decoder:
         token_ids, positions: int64 `[tokens]`; wanted: int64 `[rows]`, indices into the tokens. The attention backend
         must have begun this step. Returns `[rows, hidden]`.
         """
-        ops, tokens, eps = self.ops, token_ids.shape[0], self.spec.norm_eps
-        embedded = self.embedding.index_select(0, token_ids)  # [tokens, hidden]
-        residual = embedded.float()  # the sum of all blocks' outputs, kept in float32
+        tokens = token_ids.shape[0]
+        embedded, residual = self._begin(token_ids)
         is_plain = self._adapters is None or not self._adapters.groups
         self.tapped = []
         if self.blocks is not None and is_plain and self.blocks.serves(tokens):
             delta = self._call_blocks(self.blocks, residual, positions)
         else:
             delta = self.run_blocks(embedded, residual, positions)
-        return ops.add_rms_norm(delta.index_select(0, wanted), residual.index_select(0, wanted), self._final_norm, eps)
+        return self._end(delta, residual, wanted)
+
+    def _begin(self, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`[tokens, hidden]` both: what is embedded, and the sum of all blocks' outputs, which is kept in float32."""
+        embedded = self.embedding.index_select(0, token_ids)
+        return embedded, embedded.float()
+
+    def _end(self, delta: torch.Tensor, residual: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        """The normed state of the tokens `wanted`, from the sum and what is still to be added to it."""
+        delta, residual = delta.index_select(0, wanted), residual.index_select(0, wanted)
+        return self.ops.add_rms_norm(delta, residual, self._final_norm, self.spec.norm_eps)
 
     def _call_blocks(self, blocks: NativeBlocks, residual: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """All blocks in one call, or in one between any two taps. As `run_blocks`."""
@@ -168,7 +186,7 @@ class Decoder:
         ops, eps = self.ops, self.spec.norm_eps
         delta = embedded
         for index, layer in enumerate(self.layers):
-            if index:
+            if index or not self.begins:
                 x = ops.add_rms_norm(delta, residual, layer.attention_norm, eps)
             else:  # the residual is what was embedded
                 x = ops.rms_norm(embedded, layer.attention_norm, eps)

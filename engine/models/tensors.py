@@ -6,9 +6,9 @@ matrices that share their input and are fused into one product: `[q, k, v]` and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -29,13 +29,37 @@ class NetworkTensors:
     down_bias: FloatArray | None = None  # [hidden]
 
 
+class EachExpert(Sequence[NetworkTensors]):
+    """Experts that are made as they are asked for, each time anew, so that not all lie in memory."""
+
+    def __init__(self, numbers: range, make: Callable[[int], NetworkTensors]) -> None:
+        self._numbers, self._make = numbers, make
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> NetworkTensors: ...
+    @overload
+    def __getitem__(self, index: slice) -> EachExpert: ...
+    def __getitem__(self, index: int | slice) -> NetworkTensors | EachExpert:
+        if isinstance(index, slice):
+            return EachExpert(self._numbers[index], self._make)
+        return self._make(self._numbers[index])
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertTensors:
-    """A mixture of experts. The router is float32, decoded."""
+    """A mixture of experts. The router is float32, decoded, and knows all experts, those that are elsewhere too."""
 
     router: FloatArray  # [experts, hidden]
     router_bias: FloatArray | None  # [experts]
-    experts: Iterable[NetworkTensors]  # in their order, to be gone through once
+    experts: Sequence[NetworkTensors]  # in their order; to be gone through once
+    first: int = 0  # the number of the first of `experts`
+
+    def only(self, numbers: range) -> ExpertTensors:
+        """With those experts alone."""
+        return replace(self, experts=self.experts[numbers.start : numbers.stop], first=numbers.start)
 
 
 @dataclass(frozen=True, slots=True)

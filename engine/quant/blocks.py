@@ -11,11 +11,11 @@ from math import prod
 
 import numpy as np
 import numpy.typing as npt
-from gguf.constants import GGMLQuantizationType
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from engine.quant import ggml
-from engine.quant.matrix import AffineBlocks, pieces
+from engine.quant.matrix import AffineBlocks, check_columns, pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,13 @@ class BlockTensor:
         """The rows from `start` to before `stop` (no copy)."""
         data = self.data[start:stop]
         return BlockTensor(data, self.type, (len(data), self.num_columns))
+
+    def columns(self, start: int, stop: int) -> BlockTensor:
+        """See `WeightMatrix`."""
+        block, size = GGML_QUANT_SIZES[self.type]
+        check_columns(self.encoding, block, start, stop, self.num_columns)
+        data = np.ascontiguousarray(self.data[:, start // block * size : -(-stop // block) * size])
+        return BlockTensor(data, self.type, (self.num_rows, stop - start))
 
     def dequantize(self) -> npt.NDArray[np.float32]:
         """Decode to float32 of `shape`, as `gguf.quants.dequantize` does."""

@@ -13,7 +13,7 @@ from gguf.constants import GGMLQuantizationType
 
 from engine.quant.blocks import BlockTensor
 from engine.quant.ggml import requantize
-from engine.quant.matrix import GROUP_SIZE, AffineBlocks, pack_nibbles, pieces
+from engine.quant.matrix import GROUP_SIZE, AffineBlocks, check_columns, pack_nibbles, pieces
 
 
 def _e4m3_values() -> npt.NDArray[np.float32]:
@@ -64,6 +64,15 @@ class Fp8Matrix:
     def rows(self, start: int, stop: int) -> Fp8Matrix:
         """The rows from `start` to before `stop` (no copy)."""
         return replace(self, codes=self.codes[start:stop], scale=self.scale[start:stop])
+
+    def columns(self, start: int, stop: int) -> Fp8Matrix:
+        """See `WeightMatrix`."""
+        codes = np.ascontiguousarray(self.codes[:, start:stop])
+        if self.scale.shape[1] == 1:
+            return replace(self, codes=codes, block_columns=stop - start)
+        check_columns(self.encoding, self.block_columns, start, stop, self.num_columns)
+        blocks = slice(start // self.block_columns, -(-stop // self.block_columns))
+        return replace(self, codes=codes, scale=np.ascontiguousarray(self.scale[:, blocks]))
 
     def dequantize(self) -> npt.NDArray[np.float32]:
         """float32 `[rows, columns]`: code times scale, rounded once."""

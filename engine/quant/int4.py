@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from engine.quant.matrix import GROUP_SIZE, AffineBlocks, pack_nibbles, pieces, unpack_nibbles
+from engine.quant.matrix import GROUP_SIZE, AffineBlocks, check_columns, pack_nibbles, pieces, unpack_nibbles
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,20 @@ class Int4Matrix:
     def rows(self, start: int, stop: int) -> Int4Matrix:
         """The rows from `start` to before `stop` (no copy)."""
         return replace(self, packed=self.packed[start:stop], scale=self.scale[start:stop], zero=self.zero[start:stop])
+
+    def columns(self, start: int, stop: int) -> Int4Matrix:
+        """See `WeightMatrix`."""
+        if self.order is not None:
+            raise ValueError(f"the columns of {self.encoding} weights have an order (act-order) and stay together")
+        group = self.num_columns // self.scale.shape[1]
+        check_columns(self.encoding, group, start, stop, self.num_columns)
+        groups = slice(start // group, stop // group)
+        return replace(
+            self,
+            packed=np.ascontiguousarray(self.packed[:, start // GROUP_SIZE : stop // GROUP_SIZE]),
+            scale=np.ascontiguousarray(self.scale[:, groups]),
+            zero=np.ascontiguousarray(self.zero[:, groups]),
+        )
 
     def dequantize(self) -> npt.NDArray[np.float32]:
         """float32 `[rows, columns]`, exact: a float16 scale times a four-bit integer needs 15 bits."""

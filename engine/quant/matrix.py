@@ -87,6 +87,13 @@ class WeightMatrix(Protocol):
         """The rows from `start` to before `stop` (no copy)."""
         ...
 
+    def columns(self, start: int, stop: int) -> Self:
+        """The columns from `start` to before `stop` of all rows (a copy of them).
+
+        Raises ValueError where that would cut a block of columns with a common scale, or columns have an order.
+        """
+        ...
+
     def dequantize(self) -> npt.NDArray[np.float32]:
         """All values, of `shape`."""
         ...
@@ -97,6 +104,14 @@ class WeightMatrix(Protocol):
 
 
 Matrix = TypeVar("Matrix", bound=WeightMatrix)
+
+
+def check_columns(encoding: str, block: int, start: int, stop: int, num_columns: int) -> None:
+    """Raises ValueError where the columns from `start` to before `stop` cut a block of so many."""
+    if start % block or (stop % block and stop != num_columns):
+        raise ValueError(
+            f"columns {start} to {stop - 1} of {num_columns} cut a block of {block}, which has one scale in {encoding}"
+        )
 
 
 def pieces(matrix: Matrix) -> Iterator[tuple[int, Matrix]]:

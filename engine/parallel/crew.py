@@ -1,0 +1,130 @@
+"""The processes of the other ranks, as rank 0 has them: started with it, watched, ended with it.
+
+They cannot outlive rank 0: their socket closes with it, and on Linux the kernel kills them. Nor can it outlive one of
+them: `lost` is called, once, with the reason, from a thread of its own, because the main thread may wait for that rank.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import selectors
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from engine.config import EngineConfig
+from engine.messages import FrameReader
+from engine.parallel.calls import Failed, Loaded, Report
+from engine.parallel.layout import Layout, Place
+
+log = logging.getLogger(__name__)
+
+# A part that is not loaded by then will not be: a terabyte takes so long at half a gigabyte per second.
+START_SECONDS = 1800.0
+_END_SECONDS = 5.0
+_RECEIVE_BYTES = 1 << 16
+
+
+class Crew:
+    """Ranks 1 and up of `layout`. `meeting`: the file by which all ranks find each other, see `Peers.join`."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        layout: Layout,
+        lost: Callable[[str], None],
+        *,
+        module: str = "engine.parallel.follower",
+        start_seconds: float = START_SECONDS,
+    ) -> None:
+        """Start `python -m module` for each rank. `config.threads` is what one rank is to use."""
+        self.layout = layout
+        self._folder = Path(tempfile.mkdtemp(prefix="tierline-ranks-"))  # for this user only
+        self.meeting = self._folder / "meeting"
+        self._lost = lost
+        self._deadline = time.monotonic() + start_seconds
+        self._start_seconds = start_seconds
+        self._ending = False
+        self.sockets: list[socket.socket] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
+        text = msgspec.json.encode(config).decode()
+        for place in layout.places[1:]:
+            self._start(module, place, text)
+        atexit.register(self.end)
+        threading.Thread(target=self._watch, name="ranks", daemon=True).start()
+
+    def _start(self, module: str, place: Place, config: str) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            arguments = [str(theirs.fileno()), str(os.getpid()), str(place.rank), str(self.meeting), config]
+            # By the main thread: the kernel kills a child when the thread that started it ends.
+            process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+            )
+        self.sockets.append(ours)
+        self.processes.append(process)
+
+    def end(self) -> None:
+        """Let all ranks go; kill those that do not. Safe to call again."""
+        if self._ending:
+            return
+        self._ending = True
+        for connection in self.sockets:
+            connection.shutdown(socket.SHUT_RDWR)
+        deadline = time.monotonic() + _END_SECONDS
+        for process in self.processes:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _watch(self) -> None:
+        """Read what the ranks say until one of them is lost."""
+        decoder = msgspec.msgpack.Decoder(Report)
+        loading = {place.rank for place in self.layout.places[1:]}
+        with selectors.DefaultSelector() as selector:
+            for rank, connection in enumerate(self.sockets, 1):
+                selector.register(connection, selectors.EVENT_READ, (rank, FrameReader()))
+            while not self._ending:
+                ready = selector.select(max(0.0, self._deadline - time.monotonic()) if loading else None)
+                if not ready and loading:
+                    names = ", ".join(map(str, sorted(loading)))
+                    return self._lose(f"rank {names} did not load its part within {self._start_seconds:.0f} s")
+                for key, _ in ready:
+                    rank, frames = key.data
+                    data = self.sockets[rank - 1].recv(_RECEIVE_BYTES)
+                    if not data:
+                        return self._lose(f"rank {rank} ended {self._how(rank)}")
+                    for payload in frames.feed(data):
+                        match decoder.decode(payload):
+                            case Loaded():
+                                loading.discard(rank)
+                            case Failed(text):
+                                return self._lose(f"rank {rank}: {text}")
+        return None
+
+    def _how(self, rank: int) -> str:
+        try:
+            code = self.processes[rank - 1].wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "its connection"
+        return f"by signal {-code}" if code < 0 else f"with exit code {code}"
+
+    def _lose(self, reason: str) -> None:
+        if self._ending:
+            return
+        log.error("%s: a model in parts cannot go on without it", reason)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._lost(reason)
