@@ -7,7 +7,7 @@ that were made, so that the ledger can write a row for every one. `dispatch.py` 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
@@ -15,6 +15,9 @@ from backends.connection import FailureKind, HttpFailure
 from backends.errors import DEADLINE_EXCEEDED, recognised
 from backends.placement.asked import Placement
 from backends.protocol import ChatChunk, ChatCompletion, OutputLimitField, Usage
+
+if TYPE_CHECKING:
+    from backends.prefilling import Leg
 
 Outcome = Literal["running", "success", "error", "timeout", "cancelled", "cut", "refused"]
 
@@ -114,6 +117,7 @@ class Attempt(msgspec.Struct, eq=False):
     status_code: int | None = None
     error: str | None = None  # never holds text that the upstream made from a prompt
     placed: str = ""  # why this replica, where there was a choice: a word, and tokens it was believed to hold
+    leg: Leg | None = None  # the prompt's, where another replica was to compute it
 
 
 class AttemptObserver(Protocol):

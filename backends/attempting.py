@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from typing import NoReturn
 
+import msgspec
 import uuid_utils
 
 from backends.attempt import (
@@ -125,6 +126,10 @@ async def attempt_at(
         observer.attempt_ended(attempt)
 
     try:
+        headers = await _prompt_elsewhere(call, pool, replica, attempt, ends)
+        if headers:
+            told = msgspec.structs.replace(call, headers={**call.headers, **headers})
+            request = pool.dialect.post(replica.endpoint, told, candidate)
         return await _answer(call, pool, replica, attempt, request, ends)
     except AttemptFailed as failure:
         if failure.status is not None and is_final(failure.status):  # a refusal dressed as an answer
@@ -144,6 +149,22 @@ async def attempt_at(
     except BaseException as error:
         ended("error", f"internal: {type(error).__name__}")
         raise
+
+
+async def _prompt_elsewhere(
+    call: Call, pool: Pool, replica: Replica, attempt: Attempt, ends: float
+) -> Mapping[str, str]:
+    """Have a long prompt computed by another replica, where the backend has some for that; what to tell this one."""
+    prefilling = pool.prefilling
+    if prefilling is None or call.placement is None:
+        return {}
+    if prefilling.wanted(call, replica):
+        attempt.leg = await prefilling.ask(call, attempt.candidate, ends)
+    leg = attempt.leg or prefilling.again(call, replica)
+    if leg is None or leg.outcome != "computed":
+        return {}
+    call.placement.computed(replica)
+    return leg.headers()
 
 
 async def _answer(

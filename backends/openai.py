@@ -74,6 +74,13 @@ class OpenAIDialect:
         return {"authorization": f"Bearer {api_key}"} if api_key else {}
 
     def post(self, endpoint: Endpoint, call: Call, candidate: Candidate) -> bytes:
+        return self._post("", endpoint, call, candidate)
+
+    def post_prefill(self, endpoint: Endpoint, call: Call, candidate: Candidate) -> bytes:
+        """The bytes that ask a bundled engine to compute the prompt of this request and no answer."""
+        return self._post("/prefill", endpoint, call, candidate)
+
+    def _post(self, below: str, endpoint: Endpoint, call: Call, candidate: Candidate) -> bytes:
         payload = {**call.payload, **call.extra_for(candidate), "model": candidate.upstream_model}
         if candidate.output_limit_field is not None and call.operation == "chat":
             _limit_output_by(candidate.output_limit_field, payload)
@@ -86,7 +93,8 @@ class OpenAIDialect:
             payload["stream_options"] = {**(payload.get("stream_options") or {}), "include_usage": True}
         elif payload.get("stream"):
             payload["stream"] = False
-        return endpoint.post(_PATHS[call.operation], msgspec.json.encode(payload), call.request_id, call.headers)
+        path = below + _PATHS[call.operation]
+        return endpoint.post(path, msgspec.json.encode(payload), call.request_id, call.headers)
 
     def reader(self, call: Call) -> _Reader:
         return _Reader(call)

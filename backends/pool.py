@@ -25,6 +25,7 @@ from backends.placement.feed import Feeds
 from backends.placement.index import PrefixIndex
 from backends.placement.place import Place, Preferences
 from backends.placement.placer import FLOOR_TOKENS, Placer
+from backends.prefilling import Prefilling
 from backends.probe import alive
 from backends.replica import Replica, ReplicaState
 from backends.share import Share
@@ -68,6 +69,7 @@ class Pool:
         preferences: which replicas come first for which requests.
         prefixes: who holds what; None: it does not count.
         listens: its replicas tell what they hold.
+        prefilling: further replicas, which compute long prompts for these; None: there are none.
 
     Raises:
         ValueError: no base URL, one that is not a URL, or a header that must not be set.
@@ -93,6 +95,7 @@ class Pool:
         preferences: Preferences | None = None,
         prefixes: PrefixIndex | None = None,
         listens: bool = False,
+        prefilling: Prefilling | None = None,
     ) -> None:
         if not base_urls:
             raise ValueError(f"the backend {name!r} has no base URL")
@@ -116,8 +119,9 @@ class Pool:
             Replica(endpoint, places[number]) if places else Replica(endpoint)
             for number, endpoint in enumerate(endpoints)
         ]
+        self.prefilling = prefilling
         # Where there is one replica only, there is nothing to choose, and no request says what it is to be chosen by.
-        several = len(self.replicas) > 1
+        several = len(self.replicas) > 1 or prefilling is not None
         self.placer = Placer(self.replicas, max_outstanding, preferences, prefixes) if several else None
         self.feeds = Feeds(self.replicas, prefixes, client) if several and prefixes is not None and listens else None
         self._queue: FairQueue[Replica] = FairQueue(max_queued)
@@ -161,7 +165,7 @@ class Pool:
             return None
         replica = self.replicas[0]
         if (
-            len(self.replicas) == 1
+            self.placer is None
             and replica.breaker.well
             and replica.outstanding < self.max_outstanding
             and not replica.closed
@@ -263,6 +267,10 @@ class Pool:
         now = time.monotonic()
         return [replica.seen(now) for replica in self.replicas]
 
+    def everybody(self) -> list[ReplicaState]:
+        """The state of every replica, and of those that compute prompts for them."""
+        return self.snapshot() + ([] if self.prefilling is None else self.prefilling.pool.snapshot())
+
     def back_in_s(self) -> float | None:
         """Seconds until a replica that is out of rotation comes back, if all of them are."""
         states = self.snapshot()
@@ -274,6 +282,8 @@ class Pool:
             self._wake.cancel()
         if self.feeds is not None:
             await self.feeds.aclose()
+        if self.prefilling is not None:
+            await self.prefilling.pool.aclose()
         probes = list(self._probes.values())
         for probe in probes:
             probe.cancel()

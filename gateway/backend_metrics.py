@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 from backends.breaker import STATES
 from backends.placement.placer import WHYS
 from backends.pool import Pool
+from backends.prefilling import LEG_OUTCOMES
 
 
 class BackendCollector(Collector):
@@ -51,6 +52,29 @@ class BackendCollector(Collector):
             continued.add_metric([name], pool.continued)
         yield from (queued, replicas, retries, hedges, continued)
         yield from self._placement()
+        yield from self._prefilling()
+
+    def _prefilling(self) -> Iterator[Metric]:
+        """Of the backends where some replicas compute prompts for others."""
+        legs = CounterMetricFamily(
+            "tierline_prefills", "Prompts that a replica was to compute for another.", labels=["backend", "outcome"]
+        )
+        tokens = CounterMetricFamily(
+            "tierline_prefill_tokens", "Tokens of prompts computed for another replica.", labels=["backend"]
+        )
+        replicas = GaugeMetricFamily(
+            "tierline_prefill_replicas", "Replicas that compute prompts, by state.", labels=["backend", "state"]
+        )
+        for name, pool in self._pools.items():
+            if (prefilling := pool.prefilling) is None:
+                continue
+            for outcome in LEG_OUTCOMES:
+                legs.add_metric([name, outcome], prefilling.legs[outcome])
+            tokens.add_metric([name], prefilling.tokens)
+            states: list[str] = [replica.state for replica in prefilling.pool.snapshot()]
+            for state in (*STATES, "closed"):
+                replicas.add_metric([name, state], states.count(state))
+        yield from (legs, tokens, replicas)
 
     def _placement(self) -> Iterator[Metric]:
         """Of the backends that have several replicas."""

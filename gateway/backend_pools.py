@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from backends.dialects import DIALECTS
 from backends.hedge import Hedging
 from backends.http import HttpClient
 from backends.placement.index import PrefixIndex
+from backends.placement.place import Place
 from backends.pool import Pool, Timeouts
+from backends.prefilling import Prefilling
 from gateway.settings import Settings
+from gateway.settings.serving import BackendSettings
 
 
 class MissingSecret(ValueError):
@@ -22,12 +26,35 @@ def open_pool(settings: Settings, name: str, client: HttpClient) -> Pool:
     Raises:
         MissingSecret: its key is not there, or none that could be sent.
     """
-    backend = settings.backends[name]
-    hedge, placement, zone = backend.hedge, backend.placement, backend.placement.zone()
+    backend, placement = settings.backends[name], settings.backends[name].placement
+    urls, zone = settings.base_urls(name), placement.zone()
+    if not backend.replicas:
+        return _pool(backend, name, urls, (), client)
+    replicas = list(zip(urls, backend.replicas, strict=True))
+    prefilling = None
+    if computing := [url for url, replica in replicas if replica.role == "prefill"]:
+        places = [replica.place(zone) for _, replica in replicas if replica.role == "prefill"]
+        pool = _pool(backend, name, computing, places, client)
+        prefilling = Prefilling(pool, placement.prefill_from_tokens, placement.prefill_timeout_s)
+    answering = [url for url, replica in replicas if replica.role != "prefill"]
+    places = [replica.place(zone) for _, replica in replicas if replica.role != "prefill"]
+    return _pool(backend, name, answering, places, client, prefilling)
+
+
+def _pool(
+    backend: BackendSettings,
+    name: str,
+    urls: Sequence[str],
+    places: Sequence[Place],
+    client: HttpClient,
+    prefilling: Prefilling | None = None,
+) -> Pool:
+    """A pool of some of a backend's replicas; `places`: of each, or none."""
+    hedge, placement = backend.hedge, backend.placement
     prefixes = PrefixIndex(placement.remember_s, placement.remember_tokens) if placement.prefix != "off" else None
     return Pool(
         name,
-        settings.base_urls(name),
+        urls,
         client=client,
         api_key=_api_key(name, backend.api_key_env),
         headers=backend.headers,
@@ -39,10 +66,11 @@ def open_pool(settings: Settings, name: str, client: HttpClient) -> Pool:
         retry_share=backend.retry_share,
         hedging=None if hedge is None else Hedging(hedge.after_quantile, hedge.max_share, hedge.min_delay_s),
         dialect=DIALECTS[backend.dialect],
-        places=[replica.place(zone) for replica in backend.replicas],
+        places=places,
         preferences=placement.preferences(),
         prefixes=prefixes,
         listens=placement.prefix == "events",
+        prefilling=prefilling,
     )
 
 

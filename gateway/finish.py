@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING
 
+from backends.attempt import Attempt
 from gateway.accounting import Accounting
 from gateway.ledger.rows import Outcome
 from gateway.life import Life
 from gateway.logs import enabled, log
 from gateway.rollouts.shadow import compare
-from gateway.tracing import Finished
+from gateway.tracing import Finished, TracedLeg
 
 if TYPE_CHECKING:
     from gateway.services import Services
@@ -81,6 +83,22 @@ def _finished(life: Life, error: str | None) -> Finished:
             "cost_usd": life.cost_nanousd / 1e9,
             "policy": life.decision.policy if life.decision else "",
         },
+        legs=_legs(life.attempt),
+    )
+
+
+def _legs(attempt: Attempt | None) -> tuple[TracedLeg, ...]:
+    """The two parts of an attempt whose prompt another replica was to compute; none of any other."""
+    if attempt is None or (leg := attempt.leg) is None:
+        return ()
+    said: dict[str, str | int] = {"replica": leg.replica, "outcome": leg.outcome, "tokens": leg.tokens}
+    error = None if leg.outcome == "computed" else leg.outcome
+    whole = attempt.duration_s or time.monotonic() - attempt.started
+    return (
+        TracedLeg("prefill", attempt.started_at, leg.seconds, said, error),
+        TracedLeg(
+            "decode", attempt.started_at + leg.seconds, max(0.0, whole - leg.seconds), {"replica": attempt.replica}
+        ),
     )
 
 

@@ -20,6 +20,7 @@ from gateway import workers
 from gateway.child import Probe, ProcessSpec, http_probe, http_socket_probe, socket_probe
 from gateway.policy_news import PolicyNews
 from gateway.settings import Settings
+from gateway.settings.placing import Role
 from policies.yamlread import Location
 
 # A Unix socket's path must fit into sockaddr_un.sun_path, its final zero included.
@@ -76,7 +77,8 @@ def engine_spec(
 ) -> ProcessSpec:
     """`base`: where relative paths of the file begin."""
     engine = settings.engines[name]
-    adapters = [("--lora", f"{name}={base / folder}") for name, folder in engine.lora.items()]
+    repeated = [("--lora", f"{adapter}={base / folder}") for adapter, folder in engine.lora.items()]
+    repeated += [("--kv-peer", address) for address in _peers(settings, name)]
     threads = engine.threads or default_threads(available_cores())
     options: dict[str, object] = {
         "--model": model,
@@ -92,6 +94,7 @@ def engine_spec(
         "--kv-host-dir": None if engine.kv_host_dir is None else base / engine.kv_host_dir,
         "--kv-redis-bytes": engine.kv_redis_bytes,
         "--kv-redis-ttl-seconds": engine.kv_redis_ttl_seconds,
+        **_role_options(settings, name),
         "--precision": engine.precision,
         "--task": engine.task,
         "--max-batch-size": engine.max_batch_size,
@@ -112,12 +115,52 @@ def engine_spec(
     return ProcessSpec(
         name=f"engine-{name}",
         # What counts where a request says nothing stands in tierline.yaml, and the answer cache goes by that.
-        argv=(*_module("engine", options), *(part for pair in adapters for part in pair), "--no-recommended-sampling"),
+        argv=(*_module("engine", options), *(part for pair in repeated for part in pair), "--no-recommended-sampling"),
         ready=http_probe(_reachable(engine.host), engine.port, "/health"),
         env=_unless_set({**_PASSIVE_THREADS, "OMP_NUM_THREADS": str(threads), "TIERLINE_PAGE_SEED": page_seed}),
         stop_timeout_s=_DRAIN_S + _KILL_AFTER_DRAIN_S,
         address=f"{engine.host}:{engine.port}",
     )
+
+
+def _role_options(settings: Settings, name: str) -> dict[str, object]:
+    engine = settings.engines[name]
+    role = role_of(settings, name)
+    listens = engine.kv_listen is not None or role == "prefill"
+    return {
+        "--role": role,
+        "--kv-listen": engine.kv_listen or (_offered_at(settings, name) if role == "prefill" else None),
+        "--kv-address": engine.kv_address,
+        "--kv-outbox-bytes": engine.kv_outbox_bytes if listens else None,
+    }
+
+
+def role_of(settings: Settings, engine: str) -> Role:
+    """What an engine does for the backends that name it.
+
+    Raises:
+        CannotStart: they say different things.
+    """
+    roles = {backend.roles[engine] for backend in settings.backends.values() if engine in backend.roles}
+    if len(roles) > 1:
+        raise CannotStart(f"engine '{engine}' has several roles ({', '.join(sorted(roles))}): give it one.")
+    return roles.pop() if roles else "both"
+
+
+def _peers(settings: Settings, name: str) -> list[str]:
+    """Where an engine may fetch pages: of the prefilling engines beside it, and as its settings say."""
+    found = []
+    if role_of(settings, name) == "decode":
+        for backend in settings.backends.values():
+            beside = [other for other, role in backend.roles.items() if role == "prefill"]
+            found += [_offered_at(settings, other) for other in beside if name in backend.roles]
+    return list(dict.fromkeys((*found, *settings.engines[name].kv_peers)))
+
+
+def _offered_at(settings: Settings, name: str) -> str:
+    """The address at which others fetch a prefilling engine's pages."""
+    engine = settings.engines[name]
+    return engine.kv_address or engine.kv_listen or f"shm://{settings.run_path(f'{name}.pages').resolve()}"
 
 
 def cache_spec(settings: Settings) -> ProcessSpec:
@@ -201,6 +244,7 @@ def check_plan(settings: Settings) -> None:
     check_sockets(settings)
     for name in autostarted(settings):
         served_name(settings, name)
+        role_of(settings, name)
 
 
 def check_sockets(settings: Settings) -> None:
@@ -210,6 +254,11 @@ def check_sockets(settings: Settings) -> None:
         CannotStart: names the path, its length and the most.
     """
     paths = [settings.run_path("cache.sock")] if settings.cache.enabled else []
+    paths += [
+        settings.run_path(f"{name}.pages").resolve()
+        for name in autostarted(settings)
+        if role_of(settings, name) == "prefill" and settings.engines[name].kv_listen is None
+    ]
     if settings.server.workers > 1:
         paths.append(workers.socket_path(settings, settings.server.workers))  # the last has the longest name
     for path in paths:

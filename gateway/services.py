@@ -243,8 +243,9 @@ class Services:
             stack.push_async_callback(self.admin.close)
         self.pools = {name: open_pool(settings, name, self.http) for name in settings.backends}
         for pool in self.pools.values():
-            if pool.feeds is not None:
-                pool.feeds.start()
+            for one in (pool, *([pool.prefilling.pool] if pool.prefilling is not None else ())):
+                if one.feeds is not None:
+                    one.feeds.start()
             stack.push_async_callback(pool.aclose)
         self.shared_prefixes = None
         shared_key = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from opentelemetry import propagate
+from opentelemetry import propagate, trace
 from opentelemetry.metrics import Histogram, MeterProvider
 from opentelemetry.sdk.metrics import MeterProvider as SdkMeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
@@ -20,6 +20,17 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from gateway.settings import TelemetrySettings
+
+
+@dataclass(frozen=True, slots=True)
+class TracedLeg:
+    """A part of an attempt that is a span of its own. `started_at`: Unix seconds."""
+
+    name: str
+    started_at: float
+    seconds: float
+    attributes: Mapping[str, str | int]
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +48,7 @@ class Finished:
     ttft_s: float | None
     error: str | None
     attributes: Mapping[str, str | int | float | bool]
+    legs: tuple[TracedLeg, ...] = ()
 
 
 class MissingExporter(ValueError):
@@ -100,6 +112,8 @@ class Tracing:
             span.set_attribute("gen_ai.response.finish_reasons", list(done.finish_reasons))
         for name, attribute in done.attributes.items():
             span.set_attribute(f"tierline.{name}", attribute)
+        for leg in done.legs:
+            self._add(span, leg)
         if done.error:
             span.set_attribute("error.type", done.error)
             span.set_status(Status(StatusCode.ERROR, done.error))
@@ -112,6 +126,16 @@ class Tracing:
             self._token_usage.record(amount, {**labels, "gen_ai.token.type": kind})
             if self._legacy is not None:
                 self._legacy.record(amount, {**labels, "gen_ai.token.type": kind})
+
+    def _add(self, parent: Span, leg: TracedLeg) -> None:
+        start = int(leg.started_at * 1e9)
+        context = trace.set_span_in_context(parent)
+        span = self._tracer.start_span(leg.name, context=context, kind=SpanKind.CLIENT, start_time=start)
+        for name, attribute in leg.attributes.items():
+            span.set_attribute(f"tierline.{name}", attribute)
+        if leg.error:
+            span.set_status(Status(StatusCode.ERROR, leg.error))
+        span.end(end_time=start + int(leg.seconds * 1e9))
 
     def close(self) -> None:
         """Send what is left and stop."""

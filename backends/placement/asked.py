@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from backends.placement.chain import Chain
 
 if TYPE_CHECKING:
+    from backends.prefilling import Leg, Prefilling
     from backends.replica import Replica
 
 OUTPUT_WORK = 0.5  # of a token that is computed: answers are written side by side, a prompt takes whole steps
@@ -32,7 +33,7 @@ class Placement:
         chain: beginnings of the prompt.
     """
 
-    __slots__ = ("chain", "expected_hit", "loads", "output_tokens", "patient", "prompt_tokens", "why")
+    __slots__ = ("chain", "expected_hit", "legs", "loads", "output_tokens", "patient", "prompt_tokens", "why")
 
     def __init__(self, prompt_tokens: int, output_tokens: int, patient: bool = False, chain: Chain = ()) -> None:
         self.prompt_tokens = prompt_tokens
@@ -42,6 +43,7 @@ class Placement:
         self.why = ""  # the latest choice: a word for people and metrics
         self.expected_hit = 0  # tokens that the latest choice is believed to hold
         self.loads: dict[Replica, Load] = {}
+        self.legs: dict[Prefilling, Leg | None] = {}  # prompts computed elsewhere; None: that is under way
 
     def said(self) -> str:
         """The latest choice, for the record."""

@@ -26,7 +26,8 @@ PoolKind = Literal["on_demand", "spot", "overflow"]
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
     """One replica. `weight`: its share where all else is equal; `price_factor`: how dear it is beside the others, for
-    those who do not wait; `max_prompt_tokens`: longer prompts do not go there (None: any length)."""
+    those who do not wait; `max_prompt_tokens`: longer prompts do not go there (None: any length); `fetches`: it takes
+    over long prompts that another replica has computed."""
 
     group: Group | None = None
     max_prompt_tokens: int | None = None
@@ -35,6 +36,7 @@ class Place:
     pool: PoolKind = "on_demand"
     hours: Hours | None = None
     price_factor: float = 1.0
+    fetches: bool = False
 
 
 USUAL = Place()

@@ -138,7 +138,7 @@ async def backends(call: Call[None, None]) -> Backends:
             dialect=settings.backends[name].dialect,
             engine=settings.backends[name].engine,
             models=[model for model, described in settings.models.items() if described.backend == name],
-            replicas=[Replica(**dataclasses.asdict(state)) for state in pool.snapshot()],
+            replicas=[Replica(**dataclasses.asdict(state)) for state in pool.everybody()],
         )
         for name, pool in call.services.pools.items()
     ]

@@ -12,12 +12,17 @@ from backends.placement.place import Place, Preferences
 from gateway.settings.strict import BaseUrl, Strict
 from policies.schema.base import Name
 
+Role = Literal["both", "prefill", "decode"]
+
 
 class ReplicaSettings(Strict):
     """One address of a backend, or one bundled engine, and what is special about it."""
 
     url: BaseUrl | None = Field(None, description="Its address, ending in /v1.")
     engine: str | None = Field(None, description="In place of a url: a name under 'engines'.")
+    role: Role = Field(
+        "both", description="prefill: it computes long prompts for those that decode, and answers nobody."
+    )
     group: Literal["short", "long"] | None = Field(None, description="Prompts that it is for; default: all.")
     max_prompt_tokens: int | None = Field(None, ge=1, description="Longer prompts do not go there.")
     weight: float = Field(1.0, gt=0, le=1000, description="Its share where all else is equal.")
@@ -50,6 +55,7 @@ class ReplicaSettings(Strict):
             pool=self.pool,
             hours=None if self.hours is None else Hours(self.hours, zone),
             price_factor=self.price_factor,
+            fetches=self.role == "decode",
         )
 
 
@@ -65,6 +71,10 @@ class PlacementSettings(Strict):
     long_from_tokens: int | None = Field(None, ge=1, description="From how many tokens on a prompt is long.")
     regions: tuple[Name, ...] = Field((), description="The nearest first.")
     overflow_at: float = Field(0.8, gt=0, le=1, description="Share of max_outstanding from which others are asked.")
+    prefill_from_tokens: int = Field(
+        1024, ge=1, description="From how many tokens on that its replica lacks a prompt is computed by one for that."
+    )
+    prefill_timeout_s: float = Field(20.0, gt=0, description="Then the replica that answers computes it itself.")
     time_zone: str = Field("UTC", description="Of all hours, such as Europe/Berlin.")
 
     @field_validator("time_zone")
@@ -91,6 +101,7 @@ def check_placement(replicas: tuple[ReplicaSettings, ...], placement: PlacementS
     Raises:
         ValueError: a setting that would have no effect, or an address twice.
     """
+    _check_roles(replicas, placement)
     groups = {replica.group for replica in replicas if replica.group}
     if groups and placement.long_from_tokens is None:
         raise ValueError("a replica has a 'group': say from when on a prompt is long, by placement.long_from_tokens")
@@ -107,3 +118,13 @@ def check_placement(replicas: tuple[ReplicaSettings, ...], placement: PlacementS
     addresses = [(replica.url or "").rstrip("/") or replica.engine for replica in replicas]
     if len(set(addresses)) < len(addresses):
         raise ValueError("'replicas' has an address twice")
+
+
+def _check_roles(replicas: tuple[ReplicaSettings, ...], placement: PlacementSettings) -> None:
+    """Raises ValueError for roles that need each other, and for settings that only they would use."""
+    roles = {replica.role for replica in replicas}
+    if ("prefill" in roles) != ("decode" in roles):
+        raise ValueError("replicas of the roles 'prefill' and 'decode' need each other")
+    unused = placement.model_fields_set & {"prefill_from_tokens", "prefill_timeout_s"}
+    if unused and "prefill" not in roles:
+        raise ValueError(f"placement.{min(unused)} has no effect: no replica has the role 'prefill'")

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, model_validator
 
 from backends.protocol import OutputLimitField
-from gateway.settings.placing import PlacementSettings, ReplicaSettings, check_placement
+from gateway.settings.placing import PlacementSettings, ReplicaSettings, Role, check_placement
 from gateway.settings.strict import BackendName, BaseUrl, HeaderName, HeaderValue, ModelName, PriceVersion, Strict
 
 TierName = Literal["small", "medium", "large", "xlarge"]
@@ -103,6 +103,13 @@ class BackendSettings(Strict):
         if [bool(self.engine), self.embedder, bool(self.base_urls), bool(self.replicas)].count(True) != 1:
             raise ValueError("give either 'engine', 'embedder: true', 'base_urls' or 'replicas'")
         check_placement(self.replicas, self.placement)
+        if any(replica.role == "prefill" for replica in self.replicas):
+            if self.dialect != "openai":
+                raise ValueError("only bundled engines have roles, and they speak the dialect openai")
+            if self.placement.prefill_timeout_s >= self.timeouts.first_token_s:
+                raise ValueError(
+                    "placement.prefill_timeout_s must be below timeouts.first_token_s, which it is part of"
+                )
         if self.dialect != "openai" and (self.embedder or self.engines):
             raise ValueError("the bundled engine and embedder speak the dialect openai")
         if self.output_limit_field and (self.dialect != "openai" or self.embedder):
@@ -119,6 +126,11 @@ class BackendSettings(Strict):
         if self.engine is not None:
             return (self.engine,)
         return tuple(replica.engine for replica in self.replicas if replica.engine is not None)
+
+    @functools.cached_property
+    def roles(self) -> dict[str, Role]:
+        """What each of its bundled engines does."""
+        return {replica.engine: replica.role for replica in self.replicas if replica.engine is not None}
 
     @functools.cached_property
     def urls(self) -> tuple[str, ...]:
@@ -169,6 +181,13 @@ class EngineSettings(Strict):
     kv_host_dir: str | None = Field(None, description="Folder of that pool's file; by default memory, with a GPU.")
     kv_redis_bytes: int = Field(4 << 30, ge=1 << 20, description="Of pages where TIERLINE_KV_REDIS_URL is set.")
     kv_redis_ttl_seconds: int = Field(3600, ge=1, description="How long a page that nobody uses stays there.")
+    kv_listen: str | None = Field(
+        None,
+        description="Where others fetch its pages; tierline up chooses a place on this host where a role needs one.",
+    )
+    kv_address: str | None = Field(None, description="Under which they reach that, where it is another.")
+    kv_outbox_bytes: int = Field(1 << 30, ge=1 << 20, description="Of pages that it offers to others.")
+    kv_peers: tuple[str, ...] = Field((), description="Further engines whose pages it may fetch, by kv_address.")
     target_tpot_ms: float | None = Field(
         None, ge=0.1, le=60_000, description="Keep steps so short that an answer gets its next token within this time."
     )

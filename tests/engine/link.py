@@ -13,12 +13,16 @@ class Link:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
         self._open: list[socket.socket] = []
+        self.passed = 0
+        self.stalled = threading.Event()
+        self.restore()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def restore(self):
+        """From now on it is a good link."""
         self.allowed = None  # bytes that still come back; None: any number. Then it stands still
         self.cut_after = None  # bytes that still come back before the connection is cut
         self.change = lambda data: data
-        self.passed = 0
-        self.stalled = threading.Event()
-        threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self):
         while True:
