@@ -143,6 +143,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add("--max-loras", type=_integer(1), default=4, help="adapters at a time; memory is kept for them (%(default)s)")
     add("--max-lora-rank", type=_integer(1), default=16, help="largest rank of an adapter (%(default)s)")
     add("--reload-dir", type=Path, help="folder below which lie weights that may take over while the engine runs")
+    add("--trace", type=Path, help="write where the time of each step goes to this file, for chrome://tracing")
     add("--temperature", type=_number(0, 2), help="where a request names none (default: as the model recommends, or 1)")
     add("--top-p", type=_number(0, 1), help="where a request names none (default: as the model recommends, or 1)")
     add("--no-recommended-sampling", action="store_true", help="leave aside what the model's authors recommend")
@@ -316,6 +317,8 @@ def main(arguments: list[str]) -> int:
             raise ValueError("'--speculative' is for models that generate text, and this one does not")
         if options.reload_dir is not None and not options.reload_dir.is_dir():
             raise ValueError(f"'--reload-dir' {options.reload_dir}: no such folder")
+        if options.trace is not None and not os.access(options.trace.resolve().parent, os.W_OK):
+            raise ValueError(f"'--trace' {options.trace}: its folder cannot be written to")
         adapters = _find_adapters(options, model)
         listener = _listen(options.host, options.port)
     except (ModelFileError, ChatTemplateError, FileNotFoundError, ValueError) as error:
@@ -349,6 +352,7 @@ def main(arguments: list[str]) -> int:
         target_tpot_ms=options.target_tpot_ms,
         graphs=not options.no_graphs,
         deterministic=options.deterministic,
+        trace_path=None if options.trace is None else str(options.trace.resolve()),
         speculative=options.speculative,
         num_speculative_tokens=options.num_speculative_tokens,
         draft_model_path=None if draft is None else str(draft),

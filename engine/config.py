@@ -68,3 +68,4 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel: int = 1  # processes that share each block
     pipeline_parallel: int = 1  # stages that the blocks are divided into, each of so many processes
     deterministic: bool = False  # on a GPU, a request's attention does not depend on what runs beside it
+    trace_path: str | None = None  # where the time of each step is written to

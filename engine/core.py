@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -61,6 +62,7 @@ from engine.parallel.settings import check_settings
 from engine.scheduling.scheduler import Scheduler
 from engine.snapshot import snapshot
 from engine.spec.loading import load_speculator, open_draft
+from engine.trace import trace
 from engine.transfer.tiers import Tiers
 from engine.types import Runner
 
@@ -119,6 +121,7 @@ class EngineCore:
 
     def close(self) -> None:
         """Save what is still to be saved. Not after an error: then nothing is known of the pages."""
+        trace.stop()
         if self._tiers is not None:
             self._tiers.close()
 
@@ -230,6 +233,7 @@ class EngineCore:
 
     def _step(self) -> None:
         start = time.monotonic()
+        trace.phase("queue")
         plan = self._scheduler.schedule()
         if self._tiers is not None:
             self._tiers.spill()
@@ -244,6 +248,7 @@ class EngineCore:
             self._step_failures += 1
             self._failures_in_a_row += 1
         else:
+            trace.phase("post")
             seconds = time.monotonic() - planned
             self._scheduler.speculator.timed(plan.num_tokens, seconds)
             outputs = self._scheduler.update(plan, results)
@@ -259,6 +264,7 @@ class EngineCore:
         if (news := self._scheduler.cache.news()) is not None:  # first: who has an answer finds its pages told
             self._send(Pages(*news))
         self._send(Step(outputs, self.stats(), end - start))
+        trace.end(rows=len(plan.rows), tokens=plan.num_tokens)
         if self._failures_in_a_row >= MAX_CONSECUTIVE_FAILURES:
             raise RuntimeError(f"{self._failures_in_a_row} steps in a row failed")
 
@@ -302,6 +308,8 @@ def load_model(config: EngineConfig, connection: socket.socket) -> tuple[EngineC
     from engine.text.tokenizer import Tokenizer, end_ids
     from engine.transfer.page_memory import TensorPages
 
+    if config.trace_path is not None:
+        trace.start(Path(config.trace_path))
     start = time.monotonic()
     model = open_model(config.model_path)
     digest = model.digest()

@@ -54,6 +54,7 @@ from engine.sampling.prompt import PromptScores
 from engine.spec.state_reader import StateReader
 from engine.spec.verify import collapse, expand
 from engine.text.tokenizer import end_ids
+from engine.trace import trace
 from engine.types import CacheGeometry, RowResult, StepPlan, StepRow
 from engine.warm_up import rehearse, try_to_record, warm_up
 
@@ -132,11 +133,13 @@ class ModelRunner:
     @torch.inference_mode()
     def _execute(self, plan: StepPlan) -> list[RowResult]:
         rows = plan.rows
+        trace.phase("prepare")
         geometry = step_geometry(rows, self._config.block_size, self.max_model_len)
         token_ids = np.concatenate([np.asarray(row.token_ids, dtype=np.int64) for row in rows])
         row_faults = self._token_faults(token_ids, geometry) | self.adapters.begin(rows, geometry.query_starts)
         if plan.copies:
             self.copy_pages(plan.copies)
+        trace.phase("forward")
         if self._pooler is not None:
             wanted = self._pooler.wanted(rows, geometry.query_starts)
             hidden = self.forward(token_ids, geometry, wanted.indices)
@@ -144,6 +147,7 @@ class ModelRunner:
         scores = PromptScores.wanted(rows, geometry.query_starts)
         sampled = sampled_tokens(rows, geometry)
         hidden = self.forward(token_ids, geometry, np.concatenate([sampled, scores.indices]))
+        trace.phase("sample")
         positions = expand(rows)
         hidden, scored = hidden[: len(positions)], hidden[len(positions) :]
         first = list(accumulate((row.num_drafts + 1 for row in rows), initial=0))

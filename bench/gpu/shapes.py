@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +27,14 @@ from engine.quant.matrix import GROUP_SIZE, PIECE_VALUES, AffineBlocks, WeightMa
 
 Encoding = Literal["bf16", "fp8", "awq"]
 _AWQ_GROUP = 128
-_Number = TypeVar("_Number", np.float32, np.uint8)
+Block = Literal["floats", "bytes", "codes"]
 _RANDOM = np.random.default_rng(0)
-_FLOATS = (_RANDOM.standard_normal(PIECE_VALUES) * 0.02).astype(np.float32)
 _BYTES = _RANDOM.integers(0, 256, PIECE_VALUES, dtype=np.uint8)
-_CODES: npt.NDArray[np.uint8] = _BYTES & np.uint8(0xB7)  # e4m3 with no exponent so large that it is no number
+_BLOCKS: dict[Block, npt.NDArray[Any]] = {
+    "floats": (_RANDOM.standard_normal(PIECE_VALUES) * 0.02).astype(np.float32),
+    "bytes": _BYTES,
+    "codes": _BYTES & np.uint8(0xB7),  # e4m3 with no exponent so large that it is no number
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,25 +161,27 @@ class TiledMatrix:
         return replace(self, num_columns=stop - start)
 
     def dequantize(self) -> FloatArray:
-        return _tiled(_FLOATS, self.num_rows, self.num_columns)
+        return _tiled("floats", self.num_rows, self.num_columns)
 
     def affine(self) -> AffineBlocks | None:
         return None
 
 
-def _tiled(block: npt.NDArray[_Number], *shape: int) -> npt.NDArray[_Number]:
-    size = int(np.prod(shape))
-    return (block[:size] if size <= block.size else np.resize(block, size)).reshape(shape)
+@cache
+def _tiled(block: Block, *shape: int) -> npt.NDArray[Any]:
+    """The block over and over, once per shape: all layers share it."""
+    size, values = int(np.prod(shape)), _BLOCKS[block]
+    return (values[:size] if size <= values.size else np.resize(values, size)).reshape(shape)
 
 
 def _matrix(encoding: Encoding, rows: int, columns: int) -> WeightMatrix:
     if encoding == "awq":
         group = min(_AWQ_GROUP, columns)
         scale = np.full((rows, columns // group), 0.004, dtype=np.float32)
-        packed = _tiled(_BYTES, rows, columns // GROUP_SIZE, GROUP_SIZE // 2)
+        packed = _tiled("bytes", rows, columns // GROUP_SIZE, GROUP_SIZE // 2)
         return Int4Matrix(packed, scale, np.full(scale.shape, 8, dtype=np.uint8), "AWQ")
     if encoding == "fp8":
-        codes = _tiled(_CODES, rows, columns)
+        codes = _tiled("codes", rows, columns)
         return Fp8Matrix(codes, np.full((rows, 1), 0.02, dtype=np.float32), columns)
     return TiledMatrix(rows, columns)
 
