@@ -12,7 +12,7 @@ from collections import deque
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from engine.gpu import GpuMetrics
+from engine.gpu import GpuMetrics, find_source
 from engine.kv.prefix_metrics import PrefixMetrics
 from engine.messages import Stats
 
@@ -52,7 +52,7 @@ class EngineMetrics:
 
     def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry()
-        self.gpus = GpuMetrics(self.registry)
+        self.gpus = GpuMetrics(self.registry, find_source())
         self._last = Stats()
         self._tokens_window = _Window(_RATE_WINDOW_SECONDS)
         self._hit_window = _Window(_HIT_RATE_WINDOW_SECONDS)

@@ -1,10 +1,14 @@
-"""GPU metrics, with a stand-in for the driver's tool that prints what the real one prints."""
+"""GPU metrics, with stand-ins for the driver's tool, which prints what the real one prints, and for its library."""
 
 import sys
+import types
+from pathlib import Path
 
+import pynvml
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from engine.gpu import Gpu, GpuMetrics, parse
+from engine.gpu import Gpu, GpuMetrics, Nvml, Tool, find_source, parse
 
 
 def make_tool(path, text, code=0):
@@ -23,7 +27,7 @@ def test_rows_are_read_in_bytes_and_unreported_values_stay_out():
 
 async def test_the_gauges_have_the_names_that_the_alerts_use(tmp_path):
     registry = CollectorRegistry()
-    metrics = GpuMetrics(registry, make_tool(tmp_path / "smi", "0, 512, 1024, 5\n1, 1, 1024, [N/A]"))
+    metrics = GpuMetrics(registry, Tool(make_tool(tmp_path / "smi", "0, 512, 1024, 5\n1, 1, 1024, [N/A]")).ask)
     await metrics.refresh()
     text = generate_latest(registry).decode()
     assert 'llm_gpu_memory_used_bytes{gpu_id="0"} 5.36870912e+08' in text
@@ -34,7 +38,44 @@ async def test_the_gauges_have_the_names_that_the_alerts_use(tmp_path):
 
 async def test_without_the_tool_there_is_nothing_and_a_failing_tool_is_logged(tmp_path, caplog):
     registry = CollectorRegistry()
-    await GpuMetrics(registry, str(tmp_path / "missing")).refresh()
+    await GpuMetrics(registry, None).refresh()
     assert generate_latest(registry) == b""
-    await GpuMetrics(registry, make_tool(tmp_path / "smi", "driver mismatch", code=9)).refresh()
+    await GpuMetrics(registry, Tool(make_tool(tmp_path / "smi", "driver mismatch", code=9)).ask).refresh()
     assert "driver mismatch" in caplog.text
+
+
+class DriverLibrary(types.SimpleNamespace):
+    """A stand-in for `pynvml` on a machine with two GPUs, the second of which is partitioned."""
+
+    NVMLError = pynvml.NVMLError
+
+    def nvmlInit(self):
+        self.started = True
+
+    def nvmlDeviceGetCount(self):
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return index
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        return types.SimpleNamespace(used=7 + handle, total=143 << 30)
+
+    def nvmlDeviceGetUtilizationRates(self, handle):
+        if handle == 1:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return types.SimpleNamespace(gpu=42)
+
+
+async def test_nvml_gives_the_same_without_a_process():
+    library = DriverLibrary()
+    assert await Nvml(library).ask() == [Gpu("0", 7.0, 143 << 30, 42.0), Gpu("1", 8.0, 143 << 30, None)]
+    assert library.started
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a driver")
+def test_without_a_driver_the_tool_is_asked_and_without_a_tool_nobody(tmp_path):
+    """With the real library, which finds no driver here."""
+    tool = make_tool(tmp_path / "smi", "")
+    assert find_source(tool).__self__._path == tool
+    assert find_source(str(tmp_path / "missing")) is None
