@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from pathlib import Path
 from typing import Any
 
 import msgspec
