@@ -13,7 +13,14 @@ import sys
 from collections.abc import Iterable, Iterator
 
 from bench.report import Row, report
-from engine.kernels.compile import SHARED_BYTES_LIMIT, CompileError, KernelResources, compile_models, resource_table
+from engine.kernels.compile import (
+    SHARED_BYTES_LIMIT,
+    CompileError,
+    KernelResources,
+    compile_models,
+    compile_products,
+    resource_table,
+)
 from engine.kernels.specialisations import MODEL_SHAPES
 
 DEFAULT_ARCHS = (80, 90)
@@ -49,11 +56,13 @@ def main() -> int:
     models = {shape.name: shape for shape in MODEL_SHAPES}
     parser = argparse.ArgumentParser(prog="python -m bench.kernels_report", description=__doc__.splitlines()[0])
     parser.add_argument("--arch", type=int, action="append", choices=sorted(SHARED_BYTES_LIMIT), help="default: 80 90")
-    parser.add_argument("--model", action="append", choices=sorted(models), help="default: all")
+    parser.add_argument("--model", action="append", choices=sorted(models), help="default: all, and quantised weights")
     options = parser.parse_args()
     archs = options.arch or DEFAULT_ARCHS
     try:
         resources = list(compile_models(archs, [models[name] for name in options.model or models]))
+        if not options.model:
+            resources += compile_products(archs)
     except CompileError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -2,11 +2,12 @@
 
     python -m engine.kernels.compile [--arch 80 ...] [--model llama-3.1-8b ...] [--role decode ...] [--dtype bfloat16]
         [--json]
+    python -m engine.kernels.compile --products [--arch 80 ...]
 
 A kernel that spills registers, asks for more shared memory than the chip has, or misses the tensor cores is slow or
 does not launch at all; the compiled code shows all three. Registers, stack and local memory come from
 `cuobjdump -res-usage`, instruction counts from `cuobjdump -sass` (both ship with Triton), shared memory from Triton's
-own metadata. What gets compiled is what `specialisations.py` lists.
+own metadata. What gets compiled is what `specialisations.py` lists, and `product_launches.py` for quantised weights.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 
 from engine.kernels.launch import FP_FUSION, Launch
+from engine.kernels.product_launches import product_launches
 from engine.kernels.specialisations import MODEL_SHAPES, ModelShape, Specialisation, model_launches
 
 # Shared memory that one thread block may use, bytes (CUDA C++ Programming Guide, table "Technical Specifications").
@@ -34,7 +36,9 @@ _DTYPE_NAMES = {
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
     torch.float32: "fp32",
+    torch.float64: "fp64",
     torch.uint8: "u8",
+    torch.float8_e4m3fn: "fp8e4nv",
     torch.int32: "i32",
     torch.int64: "i64",
 }
@@ -57,8 +61,8 @@ class KernelResources:
     shared_bytes: int  # per thread block
     registers: int  # per thread, 255 at most
     spill_bytes: int  # per thread
-    mma: int  # tensor-core instructions of a warp (HMMA)
-    wgmma: int  # of a warp group (HGMMA on sm_90, UTCHMMA on sm_100)
+    mma: int  # tensor-core instructions of a warp (HMMA; of eight-bit floats QMMA)
+    wgmma: int  # of a warp group (HGMMA and QGMMA on sm_90, UTCHMMA and UTCQMMA on sm_100)
     async_copies: int  # global to shared memory past the registers (LDGSTS): loads that overlap arithmetic
 
     @property
@@ -76,6 +80,17 @@ def compile_models(
             for part in model_launches(shape, arch, dtype):
                 if not roles or part.role in roles:
                     yield compile_launch(part, arch, variant)
+
+
+def compile_products(
+    archs: Sequence[int], dtype: torch.dtype = torch.bfloat16, roles: Sequence[str] = ()
+) -> Iterator[KernelResources]:
+    """Compile every kernel for quantised weights, as `compile_models`. Raises CompileError."""
+    for arch in archs:
+        for purpose, part in product_launches(arch, dtype):
+            if roles and part.role not in roles:
+                continue
+            yield compile_launch(part, arch, f"{purpose} {str(dtype).removeprefix('torch.')}")
 
 
 def compile_launch(part: Specialisation, arch: int, variant: str) -> KernelResources:
@@ -96,8 +111,8 @@ def compile_launch(part: Specialisation, arch: int, variant: str) -> KernelResou
         shared_bytes=compiled.metadata.shared,
         registers=registers,
         spill_bytes=spill_bytes,
-        mma=len(re.findall(r"\bHMMA\b", sass)),
-        wgmma=len(re.findall(r"\b(?:HGMMA|UTCHMMA)\b", sass)),
+        mma=len(re.findall(r"\b[HQ]MMA\b", sass)),
+        wgmma=len(re.findall(r"\b(?:[HQ]GMMA|UTC[HQ]MMA)\b", sass)),
         async_copies=len(re.findall(r"\bLDGSTS\b", sass)),
     )
 
@@ -182,12 +197,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--arch", type=int, action="append", choices=sorted(SHARED_BYTES_LIMIT), help="default: 80, 90")
     parser.add_argument("--model", action="append", choices=sorted(models), help="default: all")
     parser.add_argument("--role", action="append", default=[], help="a kernel as the table names it; default: all")
+    parser.add_argument("--products", action="store_true", help="in place of models: products with quantised weights")
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
     parser.add_argument("--json", action="store_true", help="one JSON list instead of a table")
     options = parser.parse_args(arguments)
     shapes = [models[name] for name in options.model or models]
     try:
-        resources = list(compile_models(options.arch or [80, 90], shapes, getattr(torch, options.dtype), options.role))
+        archs, dtype = options.arch or [80, 90], getattr(torch, options.dtype)
+        if options.products:
+            resources = list(compile_products(archs, dtype, options.role))
+        else:
+            resources = list(compile_models(archs, shapes, dtype, options.role))
     except CompileError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

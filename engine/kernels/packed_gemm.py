@@ -204,7 +204,6 @@ def packed_gemm_launches(
     rows, outputs = out.shape
     if splits > 1 and partial.numel() < splits * rows * outputs:
         raise ValueError(f"scratch for {partial.numel()} partial sums, {splits * rows * outputs} needed")
-    has_bias = bias is not None
     product = Launch(
         kernel=packed_gemm_kernel,
         grid=(-(-outputs // tile.block_n), -(-rows // tile.block_m), splits),
@@ -226,30 +225,34 @@ def packed_gemm_launches(
             "BITS": weight.bits,
             "BLOCK_M": tile.block_m,
             "BLOCK_N": tile.block_n,
-            "BIAS": has_bias and splits == 1,
+            "BIAS": bias is not None and splits == 1,
             "UPCAST": upcast,
         },
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
-    if splits == 1:
-        return [product]
-    total = Launch(
+    return [product] if splits == 1 else [product, add_splits_launch(partial, out, splits, bias)]
+
+
+def add_splits_launch(partial: torch.Tensor, out: torch.Tensor, splits: int, bias: torch.Tensor | None) -> Launch:
+    """`out = sum_s partial[s] + bias`. partial: float32, at least `[splits, rows, out_features]`; out: `[rows,
+    out_features]`; both contiguous."""
+    rows, outputs = out.shape
+    return Launch(
         kernel=add_splits_kernel,
         grid=(rows, -(-outputs // _REDUCE_BLOCK)),
         args={
             "out_ptr": out,
             "partial_ptr": partial,
-            "bias_ptr": out if bias is None else bias,
+            "bias_ptr": out if bias is None else bias,  # not touched without BIAS
             "rows": rows,
             "splits": splits,
             "out_features": outputs,
         },
-        constants={"BLOCK": _REDUCE_BLOCK, "BIAS": has_bias},
+        constants={"BLOCK": _REDUCE_BLOCK, "BIAS": bias is not None},
         num_warps=4,
         num_stages=1,
     )
-    return [product, total]
 
 
 def packed_gemm_reference(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:

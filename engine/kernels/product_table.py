@@ -29,6 +29,13 @@ _PACKED: dict[tuple[int, int], tuple[ProductTile, ...]] = {
     (90, 4): (ProductTile(16, 64, 4, 6), ProductTile(32, 64, 4, 5), ProductTile(64, 64, 4, 4)),
     (90, 8): (ProductTile(16, 64, 4, 5), ProductTile(32, 64, 4, 4), ProductTile(64, 64, 4, 4)),
 }
+# architecture -> tiles for eight-bit floats, which Ampere cannot multiply.
+FP8_ARCH = 89
+_FP8: dict[int, tuple[ProductTile, ...]] = {
+    89: (ProductTile(16, 64, 4, 4), ProductTile(64, 64, 4, 3), ProductTile(128, 64, 8, 3)),
+    90: (ProductTile(16, 64, 4, 5), ProductTile(64, 128, 4, 4), ProductTile(128, 128, 8, 4)),
+    100: (ProductTile(16, 64, 4, 5), ProductTile(64, 64, 4, 4), ProductTile(128, 64, 8, 4)),
+}
 _INTERPRETED = (ProductTile(16, 128, 4, 3), ProductTile(64, 128, 4, 3))
 
 # More rows than this: the matrix cores have more to do than the memory, and weights are decoded for cuBLAS, which does
@@ -55,6 +62,17 @@ def packed_tiles(arch: int, bits: int) -> tuple[ProductTile, ...]:
         arch = 80
     listed = max(key[0] for key in _PACKED if key[0] <= arch and key[1] == bits)
     return _PACKED[listed, bits]
+
+
+def fp8_tiles(arch: int) -> tuple[ProductTile, ...]:
+    """The same for products of eight-bit floats. Raises ValueError below compute capability 8.9."""
+    if arch == INTERPRETER:
+        return _INTERPRETED
+    if arch < FP8_ARCH:
+        raise ValueError(f"products of eight-bit floats need compute capability 8.9 (Ada), this GPU has {arch / 10}")
+    if arch >= 120:
+        arch = FP8_ARCH
+    return _FP8[max(listed for listed in _FP8 if listed <= arch)]
 
 
 def choose_tile(tiles: tuple[ProductTile, ...], rows: int) -> ProductTile:

@@ -118,7 +118,9 @@ class Specialisation:
     @property
     def uses_tensor_cores(self) -> bool:
         """Whether the kernel multiplies matrices."""
-        return self.role in ("decode", "decode_direct", "prefill", "prefill_short") or self.role.startswith("experts_")
+        return self.role in ("decode", "decode_direct", "prefill", "prefill_short") or self.role.startswith(
+            ("experts_", "packed_gemm", "fp8_gemm")
+        )
 
 
 def model_launches(

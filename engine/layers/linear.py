@@ -205,15 +205,24 @@ def _packed_linear(
         return None
     packed: Linear | None
     if policy.device.type == "cuda":
-        from engine.layers.linear_triton import build_packed  # a machine without a GPU needs no Triton
-
-        packed = build_packed(
-            parts, policy.device, policy.dtype, bias, out_dtype=out_dtype, deterministic=policy.deterministic
-        )
+        packed = _packed_on_gpu(parts, policy, bias, out_dtype)
     else:
         packed = linear_native.build_packed(parts, bias, out_dtype) or _int4pack(parts, policy, bias)
     order = parts[0].column_order
     return packed if packed is None or order is None else ReorderedLinear(packed, order, policy.device)
+
+
+def _packed_on_gpu(
+    parts: Sequence[WeightMatrix], policy: LinearPolicy, bias: torch.Tensor | None, out_dtype: torch.dtype | None
+) -> Linear | None:
+    # A machine without a GPU needs no Triton.
+    from engine.layers.linear_fp8 import build_fp8
+    from engine.layers.linear_triton import build_packed
+
+    device, dtype, deterministic = policy.device, policy.dtype, policy.deterministic
+    return build_fp8(parts, device, dtype, bias, deterministic=deterministic) or build_packed(
+        parts, device, dtype, bias, out_dtype=out_dtype, deterministic=deterministic
+    )
 
 
 def _int4pack(parts: Sequence[WeightMatrix], policy: LinearPolicy, bias: torch.Tensor | None) -> Linear | None:

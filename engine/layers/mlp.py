@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.layers.linear import Linear, LinearPolicy, build_linear
+from engine.layers.normed import norm_and_multiply
 from engine.layers.ops import BlockOps
 from engine.models.spec import Activation
 from engine.models.tensors import NetworkTensors
@@ -22,6 +23,13 @@ class GatedMlp:
 
     def __call__(self, x: torch.Tensor, ops: BlockOps) -> torch.Tensor:
         return self.down(ops.gated(self.gate_up(x), self.activation))
+
+    def after_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, ops: BlockOps
+    ) -> torch.Tensor:
+        """Of `ops.add_rms_norm(x, residual, weight, eps)`, with its residual updated in place."""
+        gate_up = norm_and_multiply(self.gate_up, x, residual, weight, eps, ops)
+        return self.down(ops.gated(gate_up, self.activation))
 
     @property
     def num_bytes(self) -> int:

@@ -21,6 +21,7 @@ from engine.layers.blocks_native import NativeBlocks, build_blocks
 from engine.layers.linear import Linear, LinearPolicy, build_linear, decode
 from engine.layers.mlp import GatedMlp, build_mlp
 from engine.layers.moe import Experts, build_experts
+from engine.layers.normed import norm_and_multiply
 from engine.layers.ops import BlockOps
 from engine.models.rotary import rotary_table
 from engine.models.spec import LayerSpec
@@ -186,25 +187,25 @@ class Decoder:
         ops, eps = self.ops, self.spec.norm_eps
         delta = embedded
         for index, layer in enumerate(self.layers):
-            if index or not self.begins:
-                x = ops.add_rms_norm(delta, residual, layer.attention_norm, eps)
-            else:  # the residual is what was embedded
-                x = ops.rms_norm(embedded, layer.attention_norm, eps)
+            to_add = residual if index or not self.begins else None  # None: the residual is what was embedded
+            qkv = norm_and_multiply(layer.qkv, delta, to_add, layer.attention_norm, eps, ops)
             if index in self._taps:
                 self.tapped.append(residual.clone())
-            delta = self._attend(index, layer, x, positions)
+            delta = self._attend(index, layer, qkv, positions)
             if layer.post_attention_norm is not None:
                 delta = ops.rms_norm(delta, layer.post_attention_norm, eps)
-            x = ops.add_rms_norm(delta, residual, layer.mlp_norm, eps)
-            delta = layer.mlp(x, ops)
+            if isinstance(layer.mlp, GatedMlp):
+                delta = layer.mlp.after_norm(delta, residual, layer.mlp_norm, eps, ops)
+            else:
+                delta = layer.mlp(ops.add_rms_norm(delta, residual, layer.mlp_norm, eps), ops)
             if layer.post_mlp_norm is not None:
                 delta = ops.rms_norm(delta, layer.post_mlp_norm, eps)
         return delta
 
-    def _attend(self, index: int, layer: Layer, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Attention of one layer over its normed input. `[tokens, hidden]` both."""
-        spec, ops, tokens = self.spec, self.ops, x.shape[0]
-        q, k, v = layer.qkv(x).split_with_sizes((spec.q_size, spec.kv_size, spec.kv_size), dim=-1)
+    def _attend(self, index: int, layer: Layer, qkv: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Attention of one layer: `[tokens, q_size + 2 * kv_size]` to `[tokens, hidden]`."""
+        spec, ops, tokens = self.spec, self.ops, qkv.shape[0]
+        q, k, v = qkv.split_with_sizes((spec.q_size, spec.kv_size, spec.kv_size), dim=-1)
         q = q.view(tokens, spec.num_heads, spec.head_dim)
         k = k.view(tokens, spec.num_kv_heads, spec.head_dim)
         if layer.q_norm is not None and layer.k_norm is not None:

@@ -38,6 +38,7 @@ def check(resources: list[dict[str, Any]], archs: set[int]) -> None:
     shared_limit = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024, 86: 99 * 1024}
     roles = {"decode", "decode_combine", "decode_direct", "prefill", "prefill_short"}
     roles |= {"kv_write", "rotary", "rms_norm", "add_rms_norm", "gated"}
+    roles |= {"sample_maximum", "sample_weigh", "sample_compact", "sample_draw"}
     experts = {"route", "combine"}
     experts |= {f"{role}_{rows}" for role in ("permute", "experts_up", "experts_down") for rows in (16, 64, 128)}
     seen = {one["kernel"] for one in resources}
@@ -79,6 +80,34 @@ def test_the_products_of_experts(model: str) -> None:
 @pytest.mark.parametrize("arch", [80, 86, 90, 100])
 def test_kernels_of_every_model(arch: int) -> None:
     check(compiled("--arch", str(arch)), {arch})
+
+
+def check_products(resources: list[dict[str, Any]], arch: int) -> None:
+    limit = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}[arch]
+    assert resources
+    for one in resources:
+        assert one["arch"] == arch
+        assert one["shared_bytes"] <= limit, one
+        assert one["spill_bytes"] == 0, one
+        if one["uses_tensor_cores"]:
+            # Weights are on their way while those before them are multiplied.
+            assert one["async_copies"] > 0, one
+            assert (one["wgmma"] if arch >= 90 else one["mma"]) > 0, one
+
+
+@pytest.mark.parametrize(("arch", "role"), [(80, "packed_gemm_16"), (90, "packed_gemm_64"), (90, "fp8_gemm_16")])
+def test_a_product_with_quantised_weights(arch: int, role: str) -> None:
+    check_products(compiled("--products", "--arch", str(arch), "--role", role), arch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", [80, 89, 90, 100])
+def test_products_with_quantised_weights(arch: int) -> None:
+    resources = compiled("--products", "--arch", str(arch))
+    check_products(resources, arch)
+    roles = {one["kernel"].rstrip("_0123456789") for one in resources}
+    fp8 = {"fp8_gemm", "fp8_rows", "add_rms_norm_fp"} if arch >= 89 else set()
+    assert roles == {"packed_gemm", "packed_gemm_split", "add_splits", "decode_weight"} | fp8
 
 
 @pytest.mark.slow
