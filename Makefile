@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help install run doctor test test-all lint format bench-gateway bench-streams bench-engine bench-cache \
-	bench-embedding bench-cache-store bench-limits bench-routing bench-cascade bench-sessions bench-placement chaos kernels-report gpu-check gpu-site clean
+	bench-embedding bench-cache-store bench-limits bench-routing bench-cascade bench-sessions bench-placement bench-disaggregated chaos kernels-report gpu-check gpu-site clean
 
 help: ## list the commands
 	@grep -hE '^[a-z][a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -101,6 +101,9 @@ bench-sessions: install ## what conversations cost that stay on their tier, besi
 
 bench-placement: install ## the choice of replicas; with ARGS="--trace FILE" a trace over simulated ones, else two real engines
 	$(BIN)/python -m bench.placement $(or $(ARGS),--engines)
+
+bench-disaggregated: install ## long prompts among running answers: one engine that cuts them up, and two that share the work
+	$(BIN)/python -m bench.disaggregated $(ARGS)
 
 bench-cascade: install ## cascades against fixed tiers on public answers; what a curve makes of log-probabilities; needs --data
 	$(BIN)/python -m bench.cascade $(ARGS)

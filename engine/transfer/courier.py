@@ -97,9 +97,16 @@ class Tier:
     """A store, how well it does, and what waits to be saved there."""
 
     def __init__(
-        self, store: PageStore, page_format: PageFormat, *, clock: Callable[[], float] = time.monotonic
+        self,
+        store: PageStore,
+        page_format: PageFormat,
+        *,
+        most_queued_bytes: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`most_queued_bytes`: what may wait to be saved, by default `MOST_QUEUED_BYTES`; the rest is dropped."""
         self.store = store
+        self._most_queued_bytes = most_queued_bytes
         self.counts = TierCounts()
         self._format = page_format
         self._clock = clock
@@ -133,7 +140,8 @@ class Tier:
         """Which of these pages should be given to `save` now: indices. The others count as dropped or are there."""
         wanted = [i for i, name in enumerate(names) if not self.store.holds(name.digest)]
         with self._lock:
-            free = MOST_QUEUED_BYTES - self.queued_bytes if self.is_up else 0
+            most = MOST_QUEUED_BYTES if self._most_queued_bytes is None else self._most_queued_bytes
+            free = most - self.queued_bytes if self.is_up else 0
             taken = wanted[: max(0, free) // self._format.page_bytes]
             self.counts.dropped += len(wanted) - len(taken)
         return taken
@@ -148,11 +156,12 @@ class Tier:
             self._given += 1
         self._queue.put((name, content))
 
-    def settle(self, seconds: float) -> bool:
-        """Wait, so long at most, until what was given to `save` until now is in the store. In a thread."""
+    def settle(self, keys: Sequence[bytes], seconds: float) -> None:
+        """Wait, so long at most, until these are in the store, which knows what it holds, as far as they were given to
+        `save` until now. In a thread."""
         with self._progress:
             given = self._given
-            return self._progress.wait_for(lambda: self._dealt_with >= given, seconds)
+            self._progress.wait_for(lambda: self._dealt_with >= given or all(map(self.store.holds, keys)), seconds)
 
     def _write(self) -> None:
         while (item := self._queue.get()) is not None:

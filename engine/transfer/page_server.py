@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.transfer import peer_wire as wire
-from engine.transfer.courier import Tier
+from engine.transfer.courier import MOST_QUEUED_BYTES, Tier
 from engine.transfer.format import PageFormat
 from engine.transfer.host_store import HostStore
 from engine.transfer.peer_address import PeerAddress
@@ -27,7 +27,7 @@ log = logging.getLogger("engine.transfer")
 MOST_FETCHERS = 64  # connections: an engine has a few each
 _TIMEOUT_S = 10.0  # for somebody who has asked and does not take what is sent
 _ENTER_S = 2.0
-_SETTLE_S = 1.0  # what is on its way into the outbox is waited for so long
+_SETTLE_S = 0.5  # what is on its way into the outbox is waited for so long
 
 
 class PageServer:
@@ -49,7 +49,8 @@ class PageServer:
         self._path = where.path
         # Fetchers get a descriptor that cannot write.
         self._file = os.open(f"/proc/self/fd/{self._store.fileno()}", os.O_RDONLY) if where.path is not None else None
-        self.outbox = Tier(self._store, page_format)
+        # A step can fill more pages than other tiers may have in their queue, and all of them will be asked for.
+        self.outbox = Tier(self._store, page_format, most_queued_bytes=max(MOST_QUEUED_BYTES, capacity_bytes))
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
         threading.Thread(target=self._accept, name="pages offered", daemon=True).start()
@@ -116,7 +117,7 @@ class PageServer:
             raise wire.Broken(f"it asks for {count} pages at once")
         data = bytes(wire.receive(connection, count * wire.KEY_BYTES))
         keys = [data[start : start + wire.KEY_BYTES] for start in range(0, len(data), wire.KEY_BYTES)]
-        self.outbox.settle(_SETTLE_S)
+        self.outbox.settle(keys, _SETTLE_S)
         if self._file is not None:
             slots = self._store.slots(keys)
             connection.sendall(wire.COUNT.pack(len(slots)) + b"".join(map(wire.SLOT.pack, slots)))
