@@ -146,7 +146,11 @@ class _Reader:
         rank = self._config.rank_of(module)
         down = self._values(module, "A", (rank, target.columns))
         up = self._values(module, "B", (target.rows, rank))
-        return Pair(target, down, up * np.float32(self._config.scale_of(module)))
+        with np.errstate(over="ignore", invalid="ignore"):
+            scaled = up * np.float32(self._config.scale_of(module))
+        if not np.isfinite(scaled).all():
+            raise self.fault(f"{module} is not finite any more once it is scaled by lora_alpha and rank")
+        return Pair(target, down, scaled)
 
     def _values(self, module: str, half: str, shape: tuple[int, int]) -> FloatArray:
         name = f"base_model.model.{module}.lora_{half}.weight"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from engine.loader.errors import ModelFileError
 
@@ -46,7 +46,7 @@ class HfValues:
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number, as `integer`."""
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if not _is_finite(value):
             raise self._wrong(key, value, "a number")
         return float(value)
 
@@ -75,7 +75,7 @@ class HfValues:
         found = self.list(key)
         if found is None:
             raise self.fault(f"{key!r} is missing")
-        if any(isinstance(value, bool) or not isinstance(value, int | float) for value in found):
+        if not all(_is_finite(value) for value in found):
             raise self._wrong(key, found, "a list of numbers")
         return tuple(float(value) for value in found)
 
@@ -96,3 +96,11 @@ class HfValues:
 
     def _wrong(self, key: str, value: object, wanted: str) -> ModelFileError:
         return self.fault(f"{key!r} is missing" if value is None else f"{key!r} is {value!r:.80}, not {wanted}")
+
+
+def _is_finite(value: object) -> TypeGuard[int | float]:
+    """Whether it is a number that a float can hold."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False

@@ -62,7 +62,7 @@ def find_weights(path: str, root: Path) -> Path:
     """What `path` means below the folder `root`, without symbolic links.
 
     Raises:
-        ModelFileError: nothing is there, or it lies outside.
+        ModelFileError: nothing is there, it lies outside, or there is something that is neither file nor folder.
     """
     base = root.resolve()
     try:
@@ -72,4 +72,7 @@ def find_weights(path: str, root: Path) -> Path:
     inside = [found, *(entry.resolve() for entry in found.iterdir())] if found.is_dir() else [found]
     if not all(base in entry.parents for entry in inside):
         raise ModelFileError(Path(path), "lies outside the folder that weights may come from", "Give a path below it")
+    # Who opens a pipe waits for its writer for ever.
+    if any(entry.exists() and not (entry.is_file() or entry.is_dir()) for entry in inside):
+        raise ModelFileError(Path(path), "a pipe, a socket or a device is there", "Give a file or a folder of files")
     return found

@@ -96,6 +96,8 @@ def test_what_was_read_does_not_change_with_the_file(adapter):
         ({"r": 0}, "a rank is 0"),
         ({"r": "8"}, "'r' is '8', not a whole number.*copy the adapter again"),
         ({"lora_alpha": None}, "'lora_alpha' is missing"),
+        ({"lora_alpha": 10**400}, "'lora_alpha' is 1000000.*, not a number"),
+        ({"lora_alpha": 1e300}, "q_proj is not finite any more once it is scaled"),
         ({"rank_pattern": {"q_.*": 3}}, "a regular expression"),
         ({"target_modules": [3]}, "target_modules is \\[3\\]"),
         ({"layers_to_transform": ["one"]}, "layers_to_transform"),

@@ -250,6 +250,7 @@ BASE = {
         ({"num_attention_heads": 0}, "0 attention heads"),
         ({"num_key_value_heads": 3}, "4 heads cannot share 3"),
         ({"rms_norm_eps": "small"}, "not a number"),
+        ({"rms_norm_eps": 10**400}, "'rms_norm_eps' is 1000.*not a number"),
         ({"attention_bias": 1}, "not true or false"),
         ({"layer_types": ["full_attention"]}, "1 layer_types for 2 layers"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "layers of linear_attention are not supported"),

@@ -138,6 +138,9 @@ def test_a_server_exchanges_its_weights_by_a_guarded_route(tmp_path):
     (store / "torn.gguf").write_bytes((store / "1.gguf").read_bytes()[:50_000])
     write_model(tmp_path / "outside.gguf", seed=1)
     (store / "link.gguf").symlink_to(tmp_path / "outside.gguf")
+    (store / "pipes").mkdir()
+    os.mkfifo(store / "pipe.gguf")
+    os.mkfifo(store / "pipes" / "config.json")
     options = ("--max-model-len", "256", "--kv-cache-bytes", str(10 << 20))
     server = Server(store / "0.gguf", *options, "--reload-dir", str(store)).wait_ready()
     try:
@@ -150,6 +153,8 @@ def test_a_server_exchanges_its_weights_by_a_guarded_route(tmp_path):
             ("../outside.gguf", "lies outside"),
             ("link.gguf", "lies outside"),
             ("a\0b", "no such file"),
+            ("pipe.gguf", "a pipe"),
+            ("pipes", "a pipe"),
         ):
             refused = server.http.post("/v1/reload_weights", json={"path": path})
             assert (refused.status_code, refused.json()["error"]["code"]) == (400, "reload_failed"), path
