@@ -12,20 +12,23 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from edge.limits import Limits
 from edge.server import Server
 from engine.adapters.peft import find_folder
+from engine.argument_types import integer, number
 from engine.client import EngineClient
 from engine.config import PRECISIONS, ROLES, SPECULATIVE, TASKS, EngineConfig
 from engine.flags import with_flags
 from engine.kv.page_seed import page_seed
 from engine.lifeline import watch_lifeline
 from engine.limits import SchedulerConfig
-from engine.loader import GenerationDefaults, ModelFileError
+from engine.loader import GenerationDefaults, ModelFileError, open_model
 from engine.metrics import EngineMetrics
+from engine.parallel.errors import LayoutError
+from engine.parallel.layout import MOST_RANKS
+from engine.parallel.settings import check_settings
 from engine.server.adapters import check_adapter_name
 from engine.server.app import create_app
 from engine.server.lanes import Lanes
@@ -49,46 +52,58 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add("--served-name", help="the model's name in requests (default: the name given to --model)")
     add("--data-dir", type=Path, default=Path("var"), help="where pulled models lie (default: var)")
     add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
-    add("--port", type=_integer(0, 65535), default=8101, help="port; 0 takes a free one (default: 8101)")
-    add("--threads", type=_integer(1), help="compute threads (default: by cores and CPU quota)")
+    add("--port", type=integer(0, 65535), default=8101, help="port; 0 takes a free one (default: 8101)")
+    add("--threads", type=integer(1), help="compute threads (default: by cores and CPU quota)")
     add("--device", help="cpu or cuda (default: cuda where there is one)")
     add("--precision", choices=PRECISIONS, default="auto", help="float32 is exact; auto is fastest (default: auto)")
     add("--no-graphs", action="store_true", help="on a GPU, start decode steps kernel by kernel, not as recorded ones")
     add("--deterministic", action="store_true", help="on a GPU, attention that does not depend on what runs beside it")
-    add("--max-model-len", type=_integer(2), help="longest context in tokens (default: the model's)")
-    add("--max-num-seqs", type=_integer(1), default=defaults.max_num_seqs, help="requests per step (%(default)s)")
+    add(
+        "--tensor-parallel",
+        type=integer(1, MOST_RANKS),
+        default=defaults.tensor_parallel,
+        help="processes that share each block of the model, each with a GPU of its own (%(default)s)",
+    )
+    add(
+        "--pipeline-parallel",
+        type=integer(1, MOST_RANKS),
+        default=defaults.pipeline_parallel,
+        help="stages that the blocks are divided into, for models that do not fit otherwise (%(default)s)",
+    )
+    add("--max-model-len", type=integer(2), help="longest context in tokens (default: the model's)")
+    add("--max-num-seqs", type=integer(1), default=defaults.max_num_seqs, help="requests per step (%(default)s)")
     add(
         "--max-num-batched-tokens",
-        type=_integer(1),
+        type=integer(1),
         default=defaults.max_num_batched_tokens,
         help="tokens per step; longer prompts are computed in chunks (%(default)s)",
     )
     add(
         "--max-waiting",
-        type=_integer(0),
+        type=integer(0),
         default=defaults.max_waiting,
         help="requests that may wait before the next one is told to come back later, status 429 (%(default)s)",
     )
     add(
         "--target-tpot-ms",
-        type=_number(0.1, 60_000),
+        type=number(0.1, 60_000),
         help="keep steps so short that an answer gets its next token within this time (default: as fast as all go)",
     )
-    add("--kv-cache-bytes", type=_integer(1), help="memory for the KV cache (default: by the memory that is free)")
-    add("--block-size", type=_integer(1), help="tokens per page of the KV cache (default: the runner's)")
+    add("--kv-cache-bytes", type=integer(1), help="memory for the KV cache (default: by the memory that is free)")
+    add("--block-size", type=integer(1), help="tokens per page of the KV cache (default: the runner's)")
     add("--no-prefix-cache", action="store_true", help="compute every prompt from its first token")
-    add("--kv-host-bytes", type=_integer(1), help="second pool, for pages that are evicted and were found often")
+    add("--kv-host-bytes", type=integer(1), help="second pool, for pages that are evicted and were found often")
     add("--kv-host-dir", type=Path, help="folder of that pool's file, on a fast disk (with a GPU, by default: memory)")
     add("--kv-redis-url", help=f"share pages with other engines by this Redis (default: ${redis_address.VARIABLE})")
     add(
         "--kv-redis-bytes",
-        type=_integer(1),
+        type=integer(1),
         default=defaults.kv_redis_bytes,
         help="of this model's pages there; the least recently used go first (%(default)s)",
     )
     add(
         "--kv-redis-ttl-seconds",
-        type=_integer(1),
+        type=integer(1),
         default=defaults.kv_redis_ttl_seconds,
         help="how long a page that nobody uses stays there (%(default)s)",
     )
@@ -102,7 +117,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add("--kv-address", help="how others reach what --kv-listen names (default: the same)")
     add(
         "--kv-outbox-bytes",
-        type=_integer(1),
+        type=integer(1),
         default=defaults.kv_outbox_bytes,
         help="memory for pages that are offered; the least recently used go first (%(default)s)",
     )
@@ -116,7 +131,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     )
     add(
         "--num-speculative-tokens",
-        type=_integer(1, 32),
+        type=integer(1, 32),
         default=defaults.num_speculative_tokens,
         help="proposed per request and step, at most; fewer where they do not pay (%(default)s)",
     )
@@ -128,24 +143,24 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add("--task", choices=TASKS, default="auto", help="what to do with texts (default: what the model is made for)")
     add(
         "--max-batch-size",
-        type=_integer(1),
+        type=integer(1),
         default=defaults.max_batch_size,
         help="texts to embed or score that are worth no further wait for others (%(default)s)",
     )
     add(
         "--max-wait-ms",
-        type=_number(0, 10_000),
+        type=number(0, 10_000),
         default=defaults.max_wait_ms,
         help="how long such a text may wait for others (%(default)s)",
     )
     add("--lora", action="append", default=[], metavar="NAME=DIR", help="serve the adapter in DIR as NAME; repeatable")
     add("--lora-dir", type=Path, help="folder below which lie adapters that may be loaded while the engine runs")
-    add("--max-loras", type=_integer(1), default=4, help="adapters at a time; memory is kept for them (%(default)s)")
-    add("--max-lora-rank", type=_integer(1), default=16, help="largest rank of an adapter (%(default)s)")
+    add("--max-loras", type=integer(1), default=4, help="adapters at a time; memory is kept for them (%(default)s)")
+    add("--max-lora-rank", type=integer(1), default=16, help="largest rank of an adapter (%(default)s)")
     add("--reload-dir", type=Path, help="folder below which lie weights that may take over while the engine runs")
     add("--trace", type=Path, help="write where the time of each step goes to this file, for chrome://tracing")
-    add("--temperature", type=_number(0, 2), help="where a request names none (default: as the model recommends, or 1)")
-    add("--top-p", type=_number(0, 1), help="where a request names none (default: as the model recommends, or 1)")
+    add("--temperature", type=number(0, 2), help="where a request names none (default: as the model recommends, or 1)")
+    add("--top-p", type=number(0, 1), help="where a request names none (default: as the model recommends, or 1)")
     add("--no-recommended-sampling", action="store_true", help="leave aside what the model's authors recommend")
     add("--tool-parser", choices=TOOL_PARSERS, default="auto", help="form of tool calls (default: by the template)")
     add(
@@ -156,32 +171,6 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     )
     add("--watchdog-seconds", type=float, default=120.0, help="restart a core whose loop hangs so long (%(default)s)")
     return parser.parse_args(arguments)
-
-
-def _integer(low: int, high: int | None = None) -> type[int]:
-    """An argparse type: an integer within bounds, with a message that names them."""
-
-    def parse(text: str) -> int:
-        value = int(text)
-        if value < low or (high is not None and value > high):
-            limits = f"at least {low}" if high is None else f"{low} to {high}"
-            raise argparse.ArgumentTypeError(f"must be {limits}, not {value}")
-        return value
-
-    parse.__name__ = "integer"  # what argparse calls it when `int` fails
-    return parse  # type: ignore[return-value]
-
-
-def _number(low: float, high: float) -> Callable[[str], float]:
-    """An argparse type: a number within bounds."""
-
-    def parse(text: str) -> float:
-        value = float(text)
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"must be {low} to {high}, not {text}")
-        return value
-
-    return parse
 
 
 def find_model(model: str, data_dir: Path) -> Path:
@@ -350,6 +339,8 @@ def main(arguments: list[str]) -> int:
         kv_outbox_bytes=options.kv_outbox_bytes,
         kv_peers=tuple(options.kv_peer),
         target_tpot_ms=options.target_tpot_ms,
+        tensor_parallel=options.tensor_parallel,
+        pipeline_parallel=options.pipeline_parallel,
         graphs=not options.no_graphs,
         deterministic=options.deterministic,
         trace_path=None if options.trace is None else str(options.trace.resolve()),
@@ -364,6 +355,13 @@ def main(arguments: list[str]) -> int:
         max_wait_ms=options.max_wait_ms,
         reload_dir=None if options.reload_dir is None else str(options.reload_dir.resolve()),
     )
+    try:
+        if config.tensor_parallel * config.pipeline_parallel > 1:
+            check_settings(config, open_model(path).spec, adapters=bool(adapters))
+    except LayoutError as error:
+        listener.close()
+        print(f"error: {with_flags(str(error))}", file=sys.stderr)
+        return 1
     import uvloop
 
     return uvloop.run(serve(model, config, adapters, listener, options.watchdog_seconds))

@@ -86,6 +86,8 @@ def engine_spec(
         "--host": engine.host,
         "--port": engine.port,
         "--threads": threads,
+        "--tensor-parallel": engine.tensor_parallel,
+        "--pipeline-parallel": engine.pipeline_parallel,
         "--max-model-len": engine.max_model_len,
         "--max-num-seqs": engine.max_num_seqs,
         "--max-num-batched-tokens": engine.max_num_batched_tokens,

@@ -1,4 +1,4 @@
-"""What rank 0 tells the others to do with it, and what they say of themselves.
+"""What rank 0 tells the others to do with it.
 
 Rank 0 alone knows of requests. Whatever it does that takes all ranks it announces first; the others do the same with
 their part, in the same order. So ranks cannot disagree on what comes next: there is one that decides.
@@ -72,19 +72,6 @@ class CopyPages(msgspec.Struct, tag=True):
 
 
 Call = Forward | Logits | CopyPages
-
-
-class Loaded(msgspec.Struct, tag=True):
-    """This rank has its part and does what it is told from now on."""
-
-
-class Failed(msgspec.Struct, tag=True):
-    """This rank cannot go on, and ends."""
-
-    text: str
-
-
-Report = Loaded | Failed
 
 
 def longs(data: bytes) -> LongArray:

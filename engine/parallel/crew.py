@@ -24,14 +24,14 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.messages import FrameReader
-from engine.parallel.calls import Failed, Loaded, Report
 from engine.parallel.layout import Layout, Place
+from engine.parallel.reports import Failed, Loaded, Report
 
 log = logging.getLogger(__name__)
 
 # A part that is not loaded by then will not be: a terabyte takes so long at half a gigabyte per second.
 START_SECONDS = 1800.0
-_END_SECONDS = 5.0
+_END_SECONDS = 5.0  # a process that has closed its connection ends within
 _RECEIVE_BYTES = 1 << 16
 
 
@@ -75,19 +75,12 @@ class Crew:
         self.processes.append(process)
 
     def end(self) -> None:
-        """Let all ranks go; kill those that do not. Safe to call again."""
-        if self._ending:
-            return
+        """Kill all ranks: they have nothing to save. Safe to call again."""
         self._ending = True
-        for connection in self.sockets:
-            connection.shutdown(socket.SHUT_RDWR)
-        deadline = time.monotonic() + _END_SECONDS
         for process in self.processes:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.kill()
+        for process in self.processes:
+            process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _watch(self) -> None:
@@ -100,8 +93,8 @@ class Crew:
             while not self._ending:
                 ready = selector.select(max(0.0, self._deadline - time.monotonic()) if loading else None)
                 if not ready and loading:
-                    names = ", ".join(map(str, sorted(loading)))
-                    return self._lose(f"rank {names} did not load its part within {self._start_seconds:.0f} s")
+                    names = ", ".join(f"rank {rank}" for rank in sorted(loading))
+                    return self._lose(f"{names}: not loaded within {self._start_seconds:g} s")
                 for key, _ in ready:
                     rank, frames = key.data
                     data = self.sockets[rank - 1].recv(_RECEIVE_BYTES)

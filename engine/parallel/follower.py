@@ -19,7 +19,9 @@ import msgspec
 from engine.config import EngineConfig
 from engine.lifeline import die_with_parent
 from engine.messages import encode_frame
+from engine.parallel.errors import PeersLost
 from engine.parallel.layout import Layout, Place
+from engine.parallel.reports import Failed, Loaded
 
 if TYPE_CHECKING:
     from engine.parallel.calls import Call
@@ -47,7 +49,6 @@ def run(place: Place, config: EngineConfig, threads: int, meeting: Path, connect
     """Be the rank at `place` from its loading to its end. Raises as `open_runner` and `follow`."""
     from engine.loader import open_model
     from engine.open_runner import open_runner
-    from engine.parallel.calls import Loaded
     from engine.parallel.peers import Peers, calls, choose_device
 
     model = open_model(config.model_path)
@@ -75,9 +76,6 @@ def main(arguments: list[str]) -> int:
     except (BrokenPipeError, ConnectionResetError):
         return 0  # rank 0 went away
     except Exception as error:
-        from engine.parallel.calls import Failed
-        from engine.parallel.errors import PeersLost
-
         if isinstance(error, PeersLost):  # who lost us knows more
             return 1
         logging.getLogger(__name__).exception("this rank ends")

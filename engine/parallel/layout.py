@@ -18,14 +18,17 @@ MOST_RANKS = 64  # the GPUs of the largest machine, with room to spare
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """`tensor` ranks share each block, `pipeline` stages share the blocks. Raises ValueError for less than one."""
+    """`tensor` ranks share each block, `pipeline` stages share the blocks. Raises LayoutError for too few or many."""
 
     tensor: int = 1
     pipeline: int = 1
 
     def __post_init__(self) -> None:
         if min(self.tensor, self.pipeline) < 1 or self.num_ranks > MOST_RANKS:
-            raise ValueError(f"{self.tensor} x {self.pipeline} ranks: from 1 to {MOST_RANKS} on one machine")
+            raise LayoutError(
+                f"tensor_parallel {self.tensor} times pipeline_parallel {self.pipeline}: "
+                f"1 to {MOST_RANKS} processes run on one machine"
+            )
 
     @property
     def num_ranks(self) -> int:

@@ -163,8 +163,8 @@ def choose_device(asked: str | None, place: Place) -> torch.device:
     count = torch.cuda.device_count()
     if count < place.layout.num_ranks:
         raise LayoutError(
-            f"{place.layout.num_ranks} ranks need a GPU each, and there are {count}: lower --tensor-parallel or "
-            "--pipeline-parallel"
+            f"{place.layout.num_ranks} ranks need a GPU each, and there are {count}: "
+            "lower tensor_parallel or pipeline_parallel"
         )
     torch.cuda.set_device(place.rank)
     return torch.device("cuda", place.rank)

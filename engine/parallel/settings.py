@@ -18,17 +18,14 @@ def check_settings(config: EngineConfig, spec: ModelSpec, *, adapters: bool) -> 
     if layout.num_ranks == 1:
         return
     check_layout(spec, layout)
+    pages_elsewhere = (config.kv_host_bytes, config.kv_listen, config.kv_peers or None, redis_url())
     asked = {
-        "adapters (--lora, --lora-dir)": adapters or bool(config.max_loras),
-        "pages beyond the KV cache (--kv-host-bytes, --kv-redis-url)": (config.kv_host_bytes or redis_url())
-        is not None,
-        "pages of other engines (--role, --kv-listen, --kv-peer)": config.role != "both"
-        or config.kv_listen is not None
-        or bool(config.kv_peers),
-        "heads that read the model's states (--speculative eagle3)": config.speculative == "eagle3",
+        "adapters (lora, lora_dir)": adapters or config.max_loras > 0,
+        "pages beyond the KV cache (kv_host_bytes, kv_redis_url, role, kv_listen, kv_peers)": config.role != "both"
+        or any(place is not None for place in pages_elsewhere),
+        "a head that reads the model's states (speculative eagle3)": config.speculative == "eagle3",
     }
     if refused := [what for what, is_asked in asked.items() if is_asked]:
         raise LayoutError(
-            f"{'; '.join(refused)}: not with --tensor-parallel or --pipeline-parallel. "
-            "Leave one or the other out, or use an engine that has both (docs/platform-engineer.md)"
+            f"not with tensor_parallel or pipeline_parallel: {'; '.join(refused)}. Leave out one or the other"
         )

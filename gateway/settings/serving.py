@@ -173,6 +173,8 @@ class EngineSettings(Strict):
     host: str = "127.0.0.1"
     port: int = Field(8101, ge=0, le=65535)
     threads: int | None = Field(None, ge=1)
+    tensor_parallel: int = Field(1, ge=1, le=64, description="Processes that share each block of the model.")
+    pipeline_parallel: int = Field(1, ge=1, le=64, description="Stages that the model's blocks are divided into.")
     max_model_len: int | None = Field(None, ge=128)
     max_num_seqs: int = Field(64, ge=1)
     max_num_batched_tokens: int = Field(512, ge=16)
@@ -223,6 +225,21 @@ class EngineSettings(Strict):
         parsers = (self.tool_parser, self.reasoning_parser)
         if "auto" not in parsers and parsers.count("harmony") == 1:
             raise ValueError("harmony is one form for 'tool_parser' and 'reasoning_parser': choose it for both")
+        return self
+
+    @model_validator(mode="after")
+    def _what_parts_of_a_model_cannot_have(self) -> EngineSettings:
+        if self.tensor_parallel * self.pipeline_parallel == 1:
+            return self
+        asked = {
+            "lora": bool(self.lora),
+            "lora_dir": self.lora_dir is not None,
+            "kv_host_bytes": self.kv_host_bytes is not None,
+            "kv_listen": self.kv_listen is not None,
+            "speculative: eagle3": self.speculative == "eagle3",
+        }
+        if refused := [name for name, is_asked in asked.items() if is_asked]:
+            raise ValueError(f"'{refused[0]}' does not go with 'tensor_parallel' or 'pipeline_parallel'")
         return self
 
     @model_validator(mode="after")

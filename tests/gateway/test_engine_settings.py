@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -39,6 +39,15 @@ def test_parsers_and_heads_are_handed_on(tmp_path: Path) -> None:
         assert part in line
 
 
+def test_a_layout_is_handed_on(tmp_path: Path) -> None:
+    engine = "{model: w.gguf, tensor_parallel: 4, pipeline_parallel: 2}"
+    config = configuration(tmp_path, port=9100, engine=engine)
+    specs = process_specs(load(config), config, {"e": tmp_path / "w.gguf"})
+    line = " ".join(next(spec for spec in specs if spec.name == "engine-e").argv)
+    assert "--tensor-parallel 4" in line
+    assert "--pipeline-parallel 2" in line
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -46,8 +55,11 @@ def test_parsers_and_heads_are_handed_on(tmp_path: Path) -> None:
         ({"speculative": "eagle3"}, "need each other"),
         ({"draft_model": "x"}, "need each other"),
         ({"tool_parser": "llama2"}, "tool_parser"),
+        ({"tensor_parallel": 2, "lora_dir": "d"}, "'lora_dir' does not go with"),
+        ({"pipeline_parallel": 2, "kv_host_bytes": 1 << 30}, "'kv_host_bytes' does not go with"),
+        ({"tensor_parallel": 0}, "tensor_parallel"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(values: dict[str, str], message: str) -> None:
+def test_settings_that_contradict_each_other_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         EngineSettings(model="m", **values)
