@@ -21,6 +21,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from edge.cycle import LEAVING, Cycle
+from edge.flow import Flow
 from edge.limits import (
     LINGER_S,
     MAX_FRAMING_BYTES,
@@ -85,6 +86,10 @@ class Connection(HttpToolsProtocol):
         # Of a connection whose last answer is written: since when it lingers, and when the client last sent something.
         self._linger_since: float | None = None
         self._heard_at = 0.0
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.flow: Flow = Flow(transport, self.pipeline)
 
     # -- bytes from the client ---------------------------------------------------------------------------------------
 
@@ -271,12 +276,12 @@ class Connection(HttpToolsProtocol):
             else:
                 self.transport.close()
             return
-        self.flow.resume_reading()
         self._idle_since = self.loop.time()
         if self.pipeline:
             cycle, app = self.pipeline.pop()
             self._running = cast(Cycle, cycle)
             self._start_asgi_task(cycle, app)
+        self.flow.resume_reading()
 
     def resume_writing(self) -> None:
         self._unread = None
@@ -303,7 +308,7 @@ class Connection(HttpToolsProtocol):
         if self._running is not None:
             last = self.pipeline[0][0] if self.pipeline else self._running
             last.keep_alive = False
-            self.flow.resume_reading()  # or its leaving would go unseen
+            self.flow.throw_away()  # or its leaving would go unseen
             return
         logger.info("refused a request of %s: %d %s (%s)", self._peer(), why.status, why, why.request_id)
         if faulty is None or not faulty.response_started:
@@ -315,7 +320,7 @@ class Connection(HttpToolsProtocol):
         self._deaf = True
         self._linger_since = self._heard_at = self.loop.time()
         self._unwanted_bytes = 0
-        self.flow.resume_reading()
+        self.flow.throw_away()
         if self.transport.can_write_eof():
             with suppress(OSError):  # asyncio's own loop: the client has just closed, which is read in the next turn
                 self.transport.write_eof()

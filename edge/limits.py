@@ -14,6 +14,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 256
+# Requests of one connection that wait for the answer to the one before: no more is read while there are so many.
+MAX_PIPELINED = 100
 # Chunk sizes, chunk extensions and trailers of a chunked body: one-byte chunks cost 5 bytes per byte of body.
 MAX_FRAMING_BYTES = 64 * 1024
 MAX_FRAMING_PER_BODY_BYTE = 8
