@@ -158,6 +158,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add("--max-loras", type=integer(1), default=4, help="adapters at a time; memory is kept for them (%(default)s)")
     add("--max-lora-rank", type=integer(1), default=16, help="largest rank of an adapter (%(default)s)")
     add("--reload-dir", type=Path, help="folder below which lie weights that may take over while the engine runs")
+    add("--overlap", action="store_true", help="send what a step yielded while the GPU works on the next one")
     add("--trace", type=Path, help="write where the time of each step goes to this file, for chrome://tracing")
     add("--temperature", type=number(0, 2), help="where a request names none (default: as the model recommends, or 1)")
     add("--top-p", type=number(0, 1), help="where a request names none (default: as the model recommends, or 1)")
@@ -343,6 +344,7 @@ def main(arguments: list[str]) -> int:
         pipeline_parallel=options.pipeline_parallel,
         graphs=not options.no_graphs,
         deterministic=options.deterministic,
+        overlap=options.overlap,
         trace_path=None if options.trace is None else str(options.trace.resolve()),
         speculative=options.speculative,
         num_speculative_tokens=options.num_speculative_tokens,

@@ -68,4 +68,5 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel: int = 1  # processes that share each block
     pipeline_parallel: int = 1  # stages that the blocks are divided into, each of so many processes
     deterministic: bool = False  # on a GPU, a request's attention does not depend on what runs beside it
+    overlap: bool = False  # tell of a step while the device works on the next one
     trace_path: str | None = None  # where the time of each step is written to

@@ -84,9 +84,13 @@ class EngineCore:
         batching: MicroBatching = MicroBatching(),
         adapters: AdapterStore[Any] | None = None,
         tiers: Tiers | None = None,
+        *,
+        overlap: bool = False,
     ) -> None:
         """`batching`: of texts to be pooled. `adapters`: the runner and the scheduler know those loaded. `tiers`: where
-        pages are kept beyond the scheduler's cache."""
+        pages are kept beyond the scheduler's cache. `overlap`: tell of a step while the device works on the next."""
+        self._overlap = overlap
+        self._held: list[FromCore] = []  # what is still to be told of the last step
         self._batching = batching
         self._runner = runner
         self._scheduler = scheduler
@@ -238,8 +242,8 @@ class EngineCore:
             self._tiers.spill()
         planned = time.monotonic()
         try:
-            results = self._runner.execute(plan)
-        except PeersLost:
+            results = self._runner.execute(plan, self._tell)
+        except (PeersLost, BrokenPipeError, ConnectionResetError):
             raise
         except Exception as error:
             log.exception("a step of %d rows failed", len(plan.rows))
@@ -261,8 +265,11 @@ class EngineCore:
         self._admission.finished(end, sum(output.finish_reason is not None for output in outputs))
         self._check_idle()
         if (news := self._scheduler.cache.news()) is not None:  # first: who has an answer finds its pages told
-            self._send(Pages(*news))
-        self._send(Step(outputs, self.stats(), end - start))
+            self._held.append(Pages(*news))
+        self._held.append(Step(outputs, self.stats(), end - start))
+        # NOTE: while requests run, the next step comes at once: it is held until that step's kernels have started.
+        if not (self._overlap and self._scheduler.num_running) or self._failures_in_a_row:
+            self._tell()
         trace.end(rows=len(plan.rows), tokens=plan.num_tokens)
         if self._failures_in_a_row >= MAX_CONSECUTIVE_FAILURES:
             raise RuntimeError(f"{self._failures_in_a_row} steps in a row failed")
@@ -285,8 +292,16 @@ class EngineCore:
         return stats
 
     def _send(self, message: FromCore) -> None:
-        # Blocking on purpose: the HTTP process always reads and merges, so what is in flight stays bounded.
-        self._connection.sendall(encode_frame(message))
+        """After what is held: nothing overtakes it."""
+        self._held.append(message)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Send what is held."""
+        held, self._held = self._held, []
+        for message in held:
+            # Blocking on purpose: the HTTP process always reads and merges, so what is in flight stays bounded.
+            self._connection.sendall(encode_frame(message))
 
 
 # Builds the core of a model; tests put a runner without a model behind it.
@@ -326,7 +341,8 @@ def load_model(config: EngineConfig, connection: socket.socket) -> tuple[EngineC
     pages, on_gpu = TensorPages(runner.attention.kv_cache), runner.attention.config.device.type == "cuda"
     tiers = build_tiers(config, scheduler.cache, pages, digest, on_gpu=on_gpu)
     leading = runner if peers is None else LeadingRunner(runner)
-    core = EngineCore(leading, scheduler, connection, grammars, batching, adapters, tiers)
+    parts = (scheduler, connection, grammars, batching, adapters, tiers)
+    core = EngineCore(leading, *parts, overlap=config.overlap)
     return core, core.ready(digest, time.monotonic() - start)
 
 
@@ -341,8 +357,10 @@ def main(arguments: list[str], load: Load = load_model) -> int:
     """Load the model, report `Ready` or `Fatal` on the inherited socket, serve until it closes."""
     descriptor, parent_pid, config_json = arguments
     die_with_parent(int(parent_pid))
-    # Ctrl-C reaches the whole process group; the HTTP process decides when the core ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C reaches the whole process group, and so does what `timeout` and systemd send; the HTTP process decides
+    # when the core ends.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     connection = socket.socket(fileno=int(descriptor))
     connection.setblocking(True)

@@ -9,7 +9,7 @@ row can see it. A row with drafts is looked at and sampled at each of its positi
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -55,7 +55,7 @@ from engine.spec.state_reader import StateReader
 from engine.spec.verify import collapse, expand
 from engine.text.tokenizer import end_ids
 from engine.trace import trace
-from engine.types import CacheGeometry, RowResult, StepPlan, StepRow
+from engine.types import CacheGeometry, RowResult, StepPlan, StepRow, nothing
 from engine.warm_up import rehearse, try_to_record, warm_up
 
 logger = logging.getLogger(__name__)
@@ -114,14 +114,14 @@ class ModelRunner:
         self._reader = reader
         self.decoder.tap(reader.taps)
 
-    def execute(self, plan: StepPlan) -> list[RowResult]:
+    def execute(self, plan: StepPlan, meanwhile: Callable[[], None] = nothing) -> list[RowResult]:
         """One result per row, in order; see `engine.types.Runner`.
 
         Raises ValueError for a plan that breaks the contract (positions past `max_model_len`, a short block table,
         decode rows not first); EngineMemoryError when the GPU's memory runs out, which the next step need not share.
         """
         try:
-            return self._execute(plan) if plan.rows else []
+            return self._execute(plan, meanwhile) if plan.rows else []
         except torch.OutOfMemoryError as error:
             if self._config.device.type == "cuda":
                 torch.cuda.empty_cache()  # what the failed step left in pieces
@@ -131,7 +131,7 @@ class ModelRunner:
             ) from error
 
     @torch.inference_mode()
-    def _execute(self, plan: StepPlan) -> list[RowResult]:
+    def _execute(self, plan: StepPlan, meanwhile: Callable[[], None]) -> list[RowResult]:
         rows = plan.rows
         trace.phase("prepare")
         geometry = step_geometry(rows, self._config.block_size, self.max_model_len)
@@ -143,10 +143,13 @@ class ModelRunner:
         if self._pooler is not None:
             wanted = self._pooler.wanted(rows, geometry.query_starts)
             hidden = self.forward(token_ids, geometry, wanted.indices)
+            meanwhile()
             return self._pooler.results(rows, wanted, hidden, row_faults)
         scores = PromptScores.wanted(rows, geometry.query_starts)
         sampled = sampled_tokens(rows, geometry)
         hidden = self.forward(token_ids, geometry, np.concatenate([sampled, scores.indices]))
+        trace.phase("meanwhile")
+        meanwhile()
         trace.phase("sample")
         positions = expand(rows)
         hidden, scored = hidden[: len(positions)], hidden[len(positions) :]

@@ -1,9 +1,9 @@
 """Where the time of each step goes, as a trace that Chrome (chrome://tracing) and Perfetto open.
 
-A step is cut into phases that follow each other: `queue` (what runs next), `prepare` (arrays for the device),
-`forward` (the model), `sample` (tokens from logits), `post` (what the scheduler and the clients are told). Whoever
-begins a phase says so in one line, and the phase before it ends. On a GPU `forward` is the time to start the kernels;
-`sample` waits for them. Without a file a phase costs a comparison.
+A step is cut into phases that follow each other: `queue` (what runs next), `prepare` (arrays for the device), `forward`
+(the model), `meanwhile` (what is done while a GPU works), `sample` (tokens from logits), `post` (what the scheduler and
+the clients are told). Whoever begins a phase says so in one line, and the phase before it ends. On a GPU `forward` is
+the time to start the kernels; `sample` waits for them. Without a file a phase costs a comparison.
 """
 
 from __future__ import annotations

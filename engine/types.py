@@ -6,7 +6,7 @@ scheduler and to the clients. No text crosses these types: tokens are ints, page
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -191,12 +191,19 @@ class CacheGeometry:
     bytes_per_token: int
 
 
+def nothing() -> None:
+    """What is done while the device works, where there is nothing to do."""
+
+
 class Runner(Protocol):
     """Turns plans into tokens. Owns all tensors: weights, KV pages, scratch."""
 
     geometry: CacheGeometry
     max_model_len: int
 
-    def execute(self, plan: StepPlan) -> list[RowResult]:
-        """One forward pass over all rows; one result per row, in order. A fault of one row is that row's `error`."""
+    def execute(self, plan: StepPlan, meanwhile: Callable[[], None] = nothing) -> list[RowResult]:
+        """One forward pass over all rows; one result per row, in order. A fault of one row is that row's `error`.
+
+        `meanwhile` is called once at most, when the device has its work and before its results are waited for.
+        """
         ...

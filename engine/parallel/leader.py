@@ -11,7 +11,7 @@ from engine.config import EngineConfig
 from engine.parallel.crew import Crew
 from engine.parallel.errors import PeersLost
 from engine.parallel.layout import Layout, Place
-from engine.types import RowResult, Runner, StepPlan
+from engine.types import RowResult, Runner, StepPlan, nothing
 
 if TYPE_CHECKING:
     from engine.parallel.peers import Peers
@@ -42,9 +42,9 @@ class LeadingRunner:
         self.geometry, self.max_model_len = runner.geometry, runner.max_model_len
         self._runner = runner
 
-    def execute(self, plan: StepPlan) -> list[RowResult]:
+    def execute(self, plan: StepPlan, meanwhile: Callable[[], None] = nothing) -> list[RowResult]:
         """See `Runner`. Raises PeersLost for any fault."""
         try:
-            return self._runner.execute(plan)
+            return self._runner.execute(plan, meanwhile)
         except Exception as error:
             raise PeersLost(f"a step failed on rank 0: {type(error).__name__}: {error}") from error

@@ -21,7 +21,7 @@ from engine.limits import SchedulerConfig
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Scheduler
 from engine.spec.speculator import Speculator
-from engine.types import CacheGeometry, RowResult, StepPlan, TokenLogprob
+from engine.types import CacheGeometry, RowResult, StepPlan, TokenLogprob, nothing
 
 VOCAB = 1000
 EOS = 0
@@ -83,8 +83,9 @@ class FakeRunner:
         self.tokens_run = 0
         self.finished: list[int] = []
 
-    def execute(self, plan: StepPlan) -> list[RowResult]:
+    def execute(self, plan: StepPlan, meanwhile: Callable[[], None] = nothing) -> list[RowResult]:
         self.before_step(plan)
+        meanwhile()
         self.steps += 1
         self.tokens_run += plan.num_tokens
         self.finished += plan.finished

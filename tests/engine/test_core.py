@@ -1,5 +1,6 @@
 """The loop of the core, driven over a real socket, in a thread, with the runner without a model."""
 
+import select
 import socket
 import threading
 import time
@@ -42,7 +43,7 @@ class Peer:
         settings = EngineConfig(model_path="", served_name="", **config)
         self.scheduler = build_scheduler(settings, runner, b"", frozenset({EOS}))
         self.theirs = theirs
-        self.core = EngineCore(runner, self.scheduler, theirs, make_grammars())
+        self.core = EngineCore(runner, self.scheduler, theirs, make_grammars(), overlap=settings.overlap)
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._run)
         self._frames = FrameReader()
@@ -79,12 +80,13 @@ class Peer:
         assert not self.thread.is_alive()
 
 
-@pytest.fixture
-def make_peer():
+@pytest.fixture(params=[False, True], ids=["in turn", "overlapping"])
+def make_peer(request):
+    """Each test of the loop runs twice: clients are told of a step before the next one, and while it runs."""
     peers = []
 
     def make(runner=None, **config):
-        peers.append(Peer(runner or FakeRunner(), **config))
+        peers.append(Peer(runner or FakeRunner(), overlap=request.param, **config))
         return peers[-1]
 
     yield make
@@ -189,7 +191,7 @@ def test_steps_that_keep_failing_end_the_process(make_peer):
 
 def test_a_runner_that_breaks_its_contract_ends_the_process(make_peer):
     runner = FakeRunner()
-    runner.execute = lambda plan: [RowResult(12345, (1,))]
+    runner.execute = lambda plan, meanwhile: [RowResult(12345, (1,))]
     peer = make_peer(runner)
     peer.send(Add([new(1, [1])]))
     peer.thread.join(10)
@@ -277,3 +279,24 @@ def test_the_host_side_of_a_step_is_cheap():
         per_step_ms = 1000 * (time.process_time() - start) / steps
     print(f"host side of a step, batch 8: {per_step_ms:.3f} ms of CPU time")
     assert per_step_ms < 1.5
+
+
+def test_with_overlap_a_step_is_told_of_while_the_next_one_runs():
+    runner, waiting, all_begun = FakeRunner(), [], threading.Event()
+
+    def look(plan):  # what lies in the socket when a step begins
+        readable, _, _ = select.select([peer.socket], [], [], 0)
+        waiting.append(bool(readable))
+        if len(waiting) == 4:
+            all_begun.set()
+
+    runner.before_step = look
+    peer = Peer(runner, overlap=True)
+    try:
+        peer.send(Add([new(1, [1, 2, 3], 4)]))
+        assert all_begun.wait(10)  # nobody reads before
+        assert waiting == [False, False, True, True]  # the first step is told of within the second
+        messages = peer.until(finished(1))
+        assert [t for o in outputs(messages) for t in o.token_ids] == expected_tokens([1, 2, 3], 4)
+    finally:
+        peer.close()

@@ -62,7 +62,8 @@ def test_a_runner_tells_of_its_phases(tmp_path: Path) -> None:
         trace.end(rows=1)
     finally:
         trace.stop()
-    assert [event["name"] for event in events(tmp_path / "trace.json")] == ["prepare", "forward", "sample", "step"]
+    names = [event["name"] for event in events(tmp_path / "trace.json")]
+    assert names == ["prepare", "forward", "meanwhile", "sample", "step"]
 
 
 def test_a_served_engine_writes_its_steps(tmp_path: Path, smollm2_path: Path) -> None:
@@ -73,7 +74,8 @@ def test_a_served_engine_writes_its_steps(tmp_path: Path, smollm2_path: Path) ->
     assert server.stop() == 0
     steps = [event for event in events(path) if event["name"] == "step"]
     assert [step["args"]["tokens"] for step in steps][1:5] == [1] * 4
-    assert {event["name"] for event in events(path)} == {"queue", "prepare", "forward", "sample", "post", "step"}
+    names = {"queue", "prepare", "forward", "meanwhile", "sample", "post", "step"}
+    assert {event["name"] for event in events(path)} == names
 
 
 def test_a_trace_that_cannot_be_written_is_refused_at_the_start(smollm2_path: Path) -> None:
