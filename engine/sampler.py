@@ -3,7 +3,7 @@
 The order: logit_bias, min_tokens and bad words; penalties; the grammar; temperature, min_p, typical_p, top_k, top_p.
 The steps are in `engine.sampling`. Randomness is one number per token, a hash of (seed, position), so that a seeded
 request repeats whatever runs beside it and however it was scheduled. Log-probabilities come from the raw logits. A
-batch of plain greedy rows costs one argmax.
+batch of plain greedy rows costs one argmax. On CUDA kernels draw the same tokens (`engine/kernels/sample.py`).
 """
 
 from __future__ import annotations
@@ -45,6 +45,13 @@ class Sampler:
         adjusted = self._adjust(logits, rows, faults)
         tokens = adjusted.argmax(dim=-1)
         random = [i for i, row in enumerate(rows) if row.params.temperature >= _GREEDY_BELOW and faults[i] is None]
+        if logits.device.type == "cuda":
+            from engine.sampling import draw_triton
+
+            by_kernels = [i for i in random if draw_triton.serves(rows[i].params)]
+            params = [rows[i].params for i in by_kernels]
+            draw_triton.draw_into(tokens, adjusted, by_kernels, params, [self._uniform(rows[i]) for i in by_kernels])
+            random = [i for i in random if not draw_triton.serves(rows[i].params)]
         for start in range(0, len(random), DRAWN_AT_ONCE):
             part = random[start : start + DRAWN_AT_ONCE]
             params = [rows[i].params for i in part]

@@ -22,6 +22,7 @@ from engine.kernels.moe_gemm import GROUP, ExpertWeights, expert_launch
 from engine.kernels.moe_routing import Routing, combine_launch, routing_launches
 from engine.kernels.rms_norm import rms_norm_launch
 from engine.kernels.rotary import rotary_launch
+from engine.kernels.sample import SETTINGS, DrawBuffers, draw_launches
 from engine.models.spec import Activation
 
 _TOKENS, _SEQS, _TABLE_WIDTH, _MAX_POSITION = 24, 8, 64, 8192
@@ -55,6 +56,7 @@ class ModelShape:
     activation: Activation = Activation.SILU
     block_size: int = 16
     experts: ExpertShape | None = None
+    vocab: int = 128_256
 
 
 # One model per head size and group that the engine is meant for.
@@ -129,6 +131,7 @@ def model_launches(
     """Every kernel launch of a model of `shape` on compute capability `arch`, in `dtype`."""
     yield from attention_launches(shape, arch, dtype, deterministic=deterministic)
     yield from _small_launches(shape, dtype)
+    yield from _sampling_launches(shape.vocab)
     if shape.experts is not None:
         yield from _expert_launches(shape, shape.experts, dtype)
 
@@ -200,6 +203,14 @@ def _small_launches(shape: ModelShape, dtype: torch.dtype) -> Iterator[Specialis
     gate_up = _meta((_TOKENS, 2 * shape.intermediate), dtype)
     gated = gated_launch(gate_up, _meta((_TOKENS, shape.intermediate), dtype), shape.activation)
     yield Specialisation("gated", gated)
+
+
+def _sampling_launches(vocab: int) -> Iterator[Specialisation]:
+    settings = _meta((_SEQS, SETTINGS.value), torch.float64)
+    buffers = DrawBuffers.empty(_SEQS, vocab, torch.device("meta"))
+    launches = draw_launches(_meta((_SEQS, vocab), torch.float32), settings, _meta((_SEQS,), torch.int64), buffers)
+    for role, launch in zip(("maximum", "weigh", "compact", "draw"), launches, strict=True):
+        yield Specialisation(f"sample_{role}", launch)
 
 
 def _expert_launches(shape: ModelShape, experts: ExpertShape, dtype: torch.dtype) -> Iterator[Specialisation]:
