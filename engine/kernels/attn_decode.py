@@ -57,6 +57,8 @@ def decode_kernel(
     q_ptr: tl.tensor,
     k_ptr: tl.tensor,
     v_ptr: tl.tensor,
+    k_scale_ptr: tl.tensor,
+    v_scale_ptr: tl.tensor,
     table_ptr: tl.tensor,
     sinks_ptr: tl.tensor,
     seq_lens_ptr: tl.tensor,
@@ -81,6 +83,7 @@ def decode_kernel(
     FIXED_SIZE: tl.constexpr,
     DIRECT: tl.constexpr,
     UPCAST: tl.constexpr,
+    FP8: tl.constexpr,
 ) -> None:
     """One split of one sequence for the GROUP query heads of one KV head. Grid: (sequences, KV heads, max_splits).
 
@@ -119,8 +122,9 @@ def decode_kernel(
     sink_rows = tl.where(split == 0, GROUP, 0)
     result, row_max, row_sum = attend_keys(
         query, query_pos, key_start, tail_start, key_end, kv_head, k_ptr, v_ptr,
-        table_ptr + seq.to(tl.int64) * stride_table, sinks_ptr, head, row < sink_rows, stride_page, stride_token,
-        scale, HEAD_DIM, HEAD_DIM_PADDED, PAGE_SIZE, BLOCK_M, BLOCK_N, WINDOW, SOFTCAP, SINKS, UPCAST,
+        k_scale_ptr, v_scale_ptr, table_ptr + seq.to(tl.int64) * stride_table,
+        sinks_ptr, head, row < sink_rows, stride_page, stride_token,
+        scale, HEAD_DIM, HEAD_DIM_PADDED, PAGE_SIZE, BLOCK_M, BLOCK_N, WINDOW, SOFTCAP, SINKS, UPCAST, FP8,
     )  # fmt: skip
     if DIRECT:
         tl.store(out_ptr + out_row[:, None] * HEAD_DIM + dims[None, :], result.to(out_ptr.dtype.element_ty), mask=kept)
@@ -198,6 +202,7 @@ def decode_launches(
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
     upcast: bool = False,
+    kv_scales: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> list[Launch]:
     """The launches, in order, that attend for one new token per sequence; `paged_attention_reference` is the meaning.
 
@@ -206,6 +211,7 @@ def decode_launches(
     seq_lens: int32 `[seqs]`; out: `[seqs, heads, head_dim]`, contiguous. Scratch, not needed when max_splits is 1:
     partial, float32, at least `seqs * heads * max_splits * head_dim` elements; lse, float32, `seqs * heads *
     max_splits`. `max_splits` must be at least the longest sequence's splits if the rule fixes their size.
+    kv_scales: of K and V, the caches then being the codes, both as `kv_write_fp8.Fp8Pages` has them.
     """
     seqs, heads, head_dim = q.shape
     block_size, kv_heads = k_cache.shape[1], k_cache.shape[2]
@@ -230,6 +236,8 @@ def decode_launches(
             "q_ptr": q,
             "k_ptr": k_cache,
             "v_ptr": v_cache,
+            "k_scale_ptr": q if kv_scales is None else kv_scales[0],  # not touched without FP8
+            "v_scale_ptr": q if kv_scales is None else kv_scales[1],
             "table_ptr": block_tables,
             "sinks_ptr": q if sinks is None else sinks,  # not touched without SINKS
             "seq_lens_ptr": seq_lens,
@@ -252,6 +260,7 @@ def decode_launches(
             "SINKS": sinks is not None,
             "DIRECT": direct,
             "UPCAST": upcast,
+            "FP8": kv_scales is not None,
             **splitting,
         },
         num_warps=tile.num_warps,

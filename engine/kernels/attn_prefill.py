@@ -46,6 +46,8 @@ def prefill_kernel(
     q_ptr: tl.tensor,
     k_ptr: tl.tensor,
     v_ptr: tl.tensor,
+    k_scale_ptr: tl.tensor,
+    v_scale_ptr: tl.tensor,
     table_ptr: tl.tensor,
     sinks_ptr: tl.tensor,
     query_starts_ptr: tl.tensor,
@@ -68,6 +70,7 @@ def prefill_kernel(
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
     UPCAST: tl.constexpr,
+    FP8: tl.constexpr,
 ) -> None:
     """BLOCK_M query rows of one KV head. Grid: (at least all query blocks, KV heads)."""
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
@@ -104,8 +107,9 @@ def prefill_kernel(
         tail_start = (context_len + first_query + 1) // BLOCK_N * BLOCK_N
     result, _row_max, _row_sum = attend_keys(
         query, query_pos, 0, tail_start, key_end, kv_head, k_ptr, v_ptr,
-        table_ptr + seq.to(tl.int64) * stride_table, sinks_ptr, head, kept_row, stride_page, stride_token, scale,
-        HEAD_DIM, HEAD_DIM_PADDED, PAGE_SIZE, BLOCK_M, BLOCK_N, WINDOW, SOFTCAP, SINKS, UPCAST,
+        k_scale_ptr, v_scale_ptr, table_ptr + seq.to(tl.int64) * stride_table,
+        sinks_ptr, head, kept_row, stride_page, stride_token, scale,
+        HEAD_DIM, HEAD_DIM_PADDED, PAGE_SIZE, BLOCK_M, BLOCK_N, WINDOW, SOFTCAP, SINKS, UPCAST, FP8,
     )  # fmt: skip
     out = out_ptr + (token * HEADS + head)[:, None] * HEAD_DIM + dims[None, :]
     tl.store(out, result.to(out_ptr.dtype.element_ty), mask=kept)
@@ -126,13 +130,14 @@ def prefill_launch(
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
     upcast: bool = False,
+    kv_scales: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> Launch:
     """The launch that attends for several new tokens per sequence; `paged_attention_reference` is the meaning.
 
     q: `[tokens, heads, head_dim]`, unit stride in the last dimension; k_cache, v_cache: `[num_blocks, block_size,
     kv_heads, head_dim]`, contiguous; block_tables: int32 `[seqs, width]`, unit stride in the last dimension;
     query_starts: int32 `[seqs + 1]`, from 0 to `tokens`; seq_lens: int32 `[seqs]`, at least each sequence's number of
-    new tokens; out: `[tokens, heads, head_dim]`, contiguous.
+    new tokens; out: `[tokens, heads, head_dim]`, contiguous; kv_scales: as for `decode_launches`.
     """
     tokens, heads, head_dim = q.shape
     block_size, kv_heads = k_cache.shape[1], k_cache.shape[2]
@@ -148,6 +153,8 @@ def prefill_launch(
             "q_ptr": q,
             "k_ptr": k_cache,
             "v_ptr": v_cache,
+            "k_scale_ptr": q if kv_scales is None else kv_scales[0],  # not touched without FP8
+            "v_scale_ptr": q if kv_scales is None else kv_scales[1],
             "table_ptr": block_tables,
             "sinks_ptr": q if sinks is None else sinks,  # not touched without SINKS
             "query_starts_ptr": query_starts,
@@ -172,6 +179,7 @@ def prefill_launch(
             "SOFTCAP": softcap,
             "SINKS": sinks is not None,
             "UPCAST": upcast,
+            "FP8": kv_scales is not None,
         },
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,

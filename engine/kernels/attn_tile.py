@@ -30,6 +30,8 @@ def attend(
     key_end: tl.tensor,
     k_ptr: tl.tensor,
     v_ptr: tl.tensor,
+    k_scale_ptr: tl.tensor,
+    v_scale_ptr: tl.tensor,
     table_ptr: tl.tensor,
     stride_page: tl.tensor,
     stride_token: tl.tensor,
@@ -42,6 +44,7 @@ def attend(
     SOFTCAP: tl.constexpr,
     MASKED: tl.constexpr,
     UPCAST: tl.constexpr,
+    FP8: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:
     """Fold keys `key_start .. key_end - 1` into the running softmax of `BLOCK_M` query rows.
 
@@ -56,6 +59,12 @@ def attend(
     causal triangle, where comparing positions is wasted work.
     SOFTCAP > 0 replaces a score `s` by `SOFTCAP * tanh(s / SOFTCAP)` (Gemma 2, arXiv 2408.00118, section 2).
     UPCAST multiplies in float32 (the interpreter's bfloat16 product is wrong).
+
+    FP8: keys and values are e4m3 codes with a scale per token and head behind the codes of their page, at k_scale_ptr
+    and v_scale_ptr for this head on page 0 (`kv_write_fp8.py`). Codes are multiplied in the query's dtype, in which
+    they are exact, so that sums are float32 throughout; a key's scale is applied to its score, a value's to its weight.
+    Weights take 448 times the scale, the largest value, and acc is 448 times too large: none is lost below float16's
+    range.
 
     Returns the three running values.
     """
@@ -82,8 +91,16 @@ def attend(
         if UPCAST:
             key = key.to(tl.float32)
             value = value.to(tl.float32)
+        if FP8:
+            key, value = key.to(query.dtype), value.to(query.dtype)
+            # In float32 elements: a page is stride_page codes of a byte each long, a token has one scale per head.
+            of_scale = page.to(tl.int64) * (stride_page // 4) + (key_pos % PAGE_SIZE) * (stride_token // HEAD_DIM)
+            k_scale = tl.load(k_scale_ptr + of_scale, mask=key_pos < key_end, other=0.0)
+            v_scale = tl.load(v_scale_ptr + of_scale, mask=key_pos < key_end, other=0.0)
 
         score = tl.dot(query, tl.trans(key), input_precision="ieee")  # [BLOCK_M, BLOCK_N]
+        if FP8:
+            score *= k_scale[None, :]
         if SOFTCAP > 0:
             # tanh(x) = 1 - 2 / (1 + exp(2 x)): right at both ends, where exp gives 0 or infinity.
             capped = SOFTCAP * (1.0 - 2.0 / (1.0 + tl.exp(score * (2.0 * scale / SOFTCAP))))
@@ -100,6 +117,8 @@ def attend(
         weight = tl.exp2(score - new_max[:, None])
         shrink = tl.exp2(row_max - new_max)
         row_sum = row_sum * shrink + tl.sum(weight, 1)
+        if FP8:
+            weight *= (v_scale * 448.0)[None, :]
         acc = tl.dot(weight.to(value.dtype), value, acc * shrink[:, None], input_precision="ieee")
         row_max = new_max
     return row_max, row_sum, acc
@@ -115,6 +134,8 @@ def attend_keys(
     kv_head: tl.tensor,
     k_ptr: tl.tensor,
     v_ptr: tl.tensor,
+    k_scale_ptr: tl.tensor,
+    v_scale_ptr: tl.tensor,
     table_ptr: tl.tensor,
     sinks_ptr: tl.tensor,
     head: tl.tensor,
@@ -131,12 +152,14 @@ def attend_keys(
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
     UPCAST: tl.constexpr,
+    FP8: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:
     """`BLOCK_M` query rows over keys `key_start .. key_end - 1` of `kv_head`: `(result, row_max, row_sum)`.
 
     Every row must see the keys before `tail_start`, a whole number of tiles: they are attended without a mask. With a
     window no key is such, and `tail_start` is where the keys begin. result: float32 `[BLOCK_M, HEAD_DIM_PADDED]`,
-    divided by row_sum. k_ptr, v_ptr: the cache; table_ptr: the sequence's row; the rest as for `attend`.
+    divided by row_sum. k_ptr, v_ptr: the cache; k_scale_ptr, v_scale_ptr: its scales with
+    FP8; table_ptr: the sequence's row; the rest as for `attend`.
 
     With SINKS the rows for which has_sink (`[BLOCK_M]`) holds begin with the score `sinks[head]`, which has no value
     (arXiv 2309.17453): a sequence in several splits has it in one of them.
@@ -152,14 +175,17 @@ def attend_keys(
     v_head_ptr = v_ptr + kv_head * HEAD_DIM
     if WINDOW == 0:
         row_max, row_sum, acc = attend(
-            query, row_max, row_sum, acc, query_pos, key_start, tail_start, k_head_ptr, v_head_ptr, table_ptr,
-            stride_page, stride_token, scale, HEAD_DIM, HEAD_DIM_PADDED, PAGE_SIZE, BLOCK_N, WINDOW, SOFTCAP, False,
-            UPCAST,
+            query, row_max, row_sum, acc, query_pos, key_start, tail_start, k_head_ptr, v_head_ptr,
+            k_scale_ptr + kv_head, v_scale_ptr + kv_head, table_ptr, stride_page, stride_token, scale, HEAD_DIM,
+            HEAD_DIM_PADDED, PAGE_SIZE, BLOCK_N, WINDOW, SOFTCAP, False, UPCAST, FP8,
         )  # fmt: skip
     row_max, row_sum, acc = attend(
-        query, row_max, row_sum, acc, query_pos, tail_start, key_end, k_head_ptr, v_head_ptr, table_ptr, stride_page,
-        stride_token, scale, HEAD_DIM, HEAD_DIM_PADDED, PAGE_SIZE, BLOCK_N, WINDOW, SOFTCAP, True, UPCAST,
+        query, row_max, row_sum, acc, query_pos, tail_start, key_end, k_head_ptr, v_head_ptr, k_scale_ptr + kv_head,
+        v_scale_ptr + kv_head, table_ptr, stride_page, stride_token, scale, HEAD_DIM, HEAD_DIM_PADDED, PAGE_SIZE,
+        BLOCK_N, WINDOW, SOFTCAP, True, UPCAST, FP8,
     )  # fmt: skip
+    if FP8:
+        acc *= 1.0 / 448.0
     return acc / row_sum[:, None], row_max, row_sum
 
 

@@ -34,7 +34,7 @@ class AttentionConfig:
     scale: float  # scores are `scale * q . k`, usually head_dim ** -0.5
     num_blocks: int  # page 0, the null page, included
     block_size: int
-    dtype: torch.dtype  # of the KV cache and of q, k, v
+    dtype: torch.dtype  # of q, k, v and, without `fp8`, of the KV cache
     device: torch.device
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -42,6 +42,7 @@ class AttentionConfig:
     windows: tuple[int, ...] = ()  # per layer: a token sees itself and the `window - 1` before it, 0: all; (): all
     softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: as they are
     sinks: bool = False  # whether `forward` is given sinks
+    fp8: bool = False  # keys and values as eight-bit floats, each head of a token with a scale; q, k and v in `dtype`
 
     def __post_init__(self) -> None:
         if self.windows and len(self.windows) != self.num_layers:
@@ -93,8 +94,9 @@ class AttentionBackend(Protocol):
     """Paged causal attention with grouped query heads. Not thread-safe: one step at a time."""
 
     config: AttentionConfig
-    # `config.kv_shape`, zeroed at start. Pages outside a row's block table may hold anything, NaN included, and must
-    # not reach that row's result; so may the unused tail of its last page.
+    # `config.kv_shape`, or with `config.fp8` uint8 `[layers, 2, num_blocks, bytes]`, zeroed at start.
+    # Pages outside a row's block table may hold anything, NaN included, and must not reach that row's result; so may
+    # the unused tail of its last page.
     kv_cache: torch.Tensor
 
     def begin(self, step: StepGeometry) -> None:

@@ -13,6 +13,8 @@ from engine.kernels.attn_decode import decode_launches
 from engine.kernels.attn_prefill import prefill_launch
 from engine.kernels.jit_monitor import monitor
 from engine.kernels.kv_write import kv_write_launch
+from engine.kernels.kv_write_fp8 import Fp8Pages, kv_write_fp8_launch, page_bytes
+from engine.kernels.product_table import FP8_ARCH
 from engine.layers.attention import AttentionConfig, StepGeometry
 from engine.layers.staging import Staging
 
@@ -52,7 +54,7 @@ class TritonAttention:
         self._upcast = self._arch == heuristics.INTERPRETER and config.dtype == torch.bfloat16
 
         device = config.device
-        self.kv_cache = torch.zeros(config.kv_shape, dtype=config.dtype, device=device)
+        self.kv_cache = self._empty_cache()
         tables = config.max_num_seqs * config.max_blocks_per_seq
         fields = {
             "seq_lens": (config.max_num_seqs, torch.int32),
@@ -115,8 +117,7 @@ class TritonAttention:
     def forward(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None
     ) -> torch.Tensor:
-        k_pages, v_pages = self.kv_cache[layer, 0], self.kv_cache[layer, 1]
-        kv_write_launch(k, v, k_pages, v_pages, self._slots[: self._tokens]).run()
+        k_pages, v_pages, kv_scales = self._write(layer, k, v)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         tables = self._block_tables[: self._rows]
         decode = self._decode_rows
@@ -138,6 +139,7 @@ class TritonAttention:
                 tile=self._tiles.decode,
                 split_rule=self._split_rule,
                 upcast=self._upcast,
+                kv_scales=kv_scales,
             ):
                 launch.run()
         if decode < self._rows:
@@ -155,8 +157,35 @@ class TritonAttention:
                 sinks=sinks,
                 tile=self._prefill_tile,
                 upcast=self._upcast,
+                kv_scales=kv_scales,
             ).run()
         return out
+
+    def _empty_cache(self) -> torch.Tensor:
+        cfg = self.config
+        if not cfg.fp8:
+            return torch.zeros(cfg.kv_shape, dtype=cfg.dtype, device=cfg.device)
+        if self._arch != heuristics.INTERPRETER and self._arch < FP8_ARCH:
+            raise ValueError(
+                f"a KV cache of eight-bit floats needs compute capability 8.9 (Ada) or newer, this GPU has "
+                f"{self._arch / 10}: leave kv_dtype at auto"
+            )
+        size = page_bytes(cfg.block_size, cfg.num_kv_heads, cfg.head_dim)
+        return torch.zeros(cfg.num_layers, 2, cfg.num_blocks, size, dtype=torch.uint8, device=cfg.device)
+
+    def _write(
+        self, layer: int, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
+        """Write the step's K and V; the layer's pages of both, and their scales if they have any."""
+        slots, (k_raw, v_raw) = self._slots[: self._tokens], self.kv_cache[layer].unbind(0)
+        if not self.config.fp8:
+            kv_write_launch(k, v, k_raw, v_raw, slots).run()
+            return k_raw, v_raw, None
+        cfg = self.config
+        k_pages = Fp8Pages.of(k_raw, cfg.block_size, cfg.num_kv_heads, cfg.head_dim)
+        v_pages = Fp8Pages.of(v_raw, cfg.block_size, cfg.num_kv_heads, cfg.head_dim)
+        kv_write_fp8_launch(k, v, k_pages, v_pages, slots, interpreted=self._arch == heuristics.INTERPRETER).run()
+        return k_pages.codes, v_pages.codes, (k_pages.scale, v_pages.scale)
 
     def _warm_up(self) -> None:
         """Run every kernel variant once, one row on the null page, writing nothing to it."""

@@ -23,6 +23,8 @@ def build_attention(config: AttentionConfig, *, deterministic: bool = False) -> 
 
         return TritonAttention(config, deterministic=deterministic)
     if config.device.type == "cpu":
+        if config.fp8:
+            raise ValueError("a KV cache of eight-bit floats is for GPUs: leave kv_dtype at auto on a CPU")
         from engine.layers.attention_cpu import CpuAttention
 
         return CpuAttention(config)

@@ -106,7 +106,8 @@ def test_products_with_quantised_weights(arch: int) -> None:
     resources = compiled("--products", "--arch", str(arch))
     check_products(resources, arch)
     roles = {one["kernel"].rstrip("_0123456789") for one in resources}
-    fp8 = {"fp8_gemm", "fp8_rows", "add_rms_norm_fp"} if arch >= 89 else set()
+    fp8 = {"fp8_gemm", "fp8_rows", "add_rms_norm_fp", "kv_write_fp", "decode", "decode_combine", "prefill"}
+    fp8 = fp8 if arch >= 89 else set()
     assert roles == {"packed_gemm", "packed_gemm_split", "add_splits", "decode_weight"} | fp8
 
 
