@@ -173,7 +173,8 @@ def answer_all(arguments: list[str], answer: Callable[[bytes], msgspec.Struct]) 
     """
     descriptor, parent_pid, cpu_seconds = arguments
     die_with_parent(int(parent_pid))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the HTTP process decides
+    for number in (signal.SIGINT, signal.SIGTERM):  # they may reach the whole group; the HTTP process decides
+        signal.signal(number, signal.SIG_IGN)
     _limit(resource.RLIMIT_CORE, 0)
     with contextlib.suppress(ValueError, OSError):  # not every system has this one
         _limit(resource.RLIMIT_AS, MEMORY_BYTES)

@@ -127,6 +127,22 @@ def test_stopping_drains_and_tells_those_that_take_too_long(smollm2_path):
     assert events[-1] == "data: [DONE]" or "being stopped" in events[-1], "a fast machine gets it done in time"
 
 
+def test_a_signal_to_all_processes_is_for_the_http_process_to_answer(tmp_path):
+    """As systemd and `timeout` send it: what runs has its time to end, so nothing that it needs may end before."""
+    write_model(tmp_path / "tiny.gguf")
+    server = Server(tmp_path / "tiny.gguf", "--max-model-len", "512").wait_ready()
+    try:
+        assert server.complete("x", guided_choice=["y"])["choices"][0]["text"] == "y"  # now there is a compiler, too
+        children = psutil.Process(server.process.pid).children(recursive=True)
+        for child in children:
+            child.terminate()
+        assert server.complete("x", guided_choice=["z"])["choices"][0]["text"] == "z"
+        assert len(children) == 3
+        assert all(child.is_running() for child in children)
+    finally:
+        assert server.stop() == 0
+
+
 def run_engine(*arguments):
     command = [sys.executable, "-m", "engine", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
