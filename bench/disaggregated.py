@@ -6,7 +6,7 @@ computes them.
 Everything goes through a gateway, with the small model. Some answers are being written all the time; prompts arrive one
 after the other, a fixed time apart, whatever is under way. Measured from the client: time to the first token of those
 prompts, and the time between two tokens of the answers. Every system has the same cores: one engine has a thread
-for each, of two engines each has half of them. Rows: `bench/results/disaggregated.json`.
+for each, of two engines each has half of them.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from bench.report import Row, report
 SYSTEMS = ("one_engine", "one_engine_target_tpot", "prefill_decode_shm", "prefill_decode_tcp")
 _TARGET_TPOT_MS = 50
 _MODEL_TOKENS = 4096
+_FREE = {"input_usd_per_million": 0, "output_usd_per_million": 0}
 _APART_S = 1.0  # from one prompt to the next
 _ANSWER_TOKENS = 16
 
@@ -126,12 +127,12 @@ def _gateway(engines: list[tuple[str, str]], folder: Path) -> Iterator[tuple[str
     replicas = [{"url": f"{url}/v1", "role": role} for url, role in engines]
     backend: dict[str, Any] = {"replicas": replicas}
     if len(engines) > 1:
-        backend["placement"] = {"prefill_from_tokens": 256}
+        backend["placement"] = {"prefill_from_tokens": 256, "prefill_timeout_s": 50}
     document = {
         "server": {"port": port, "log": {"level": "warning"}},
         "storage": {"data_dir": str(folder / "var")},
         "policies_dir": str(Path(policies.__file__).parent),
-        "models": {"bench": {"tier": "small", "backend": "engines", "context_length": _MODEL_TOKENS}},
+        "models": {"bench": {"tier": "small", "backend": "engines", "context_length": _MODEL_TOKENS, "price": _FREE}},
         "backends": {"engines": backend},
         "cache": {"enabled": False},
     }
