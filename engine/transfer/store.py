@@ -1,8 +1,7 @@
 """Where pages can be put and found again: the one interface of the host's memory, of Redis, and of what comes later.
 
 A store keeps values under keys and knows nothing of pages. It is asked from threads of the courier, never from the
-engine's loop. Another engine can be a store, too: one that answers `load` from its prefix cache would let a decoding
-engine fetch what a prefilling one has computed.
+engine's loop. Another engine is a store, too: see `peer_store.py`.
 """
 
 from __future__ import annotations
