@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
-from redis import Redis, RedisError
+from redis import Redis, RedisError, ResponseError
 from redis.backoff import NoBackoff
+from redis.client import Pipeline
 from redis.retry import Retry
 
 from engine.transfer.store import StoreFailed
@@ -57,10 +58,26 @@ class RedisStore:
         for key in keys:
             pipe.getex(self._prefix + key, ex=self._ttl_s)
         pipe.zadd(self._recent, self._scores(keys), xx=True)
+        names = [*(self._prefix + key for key in keys), self._recent]
         try:
-            return cast("list[bytes | None]", pipe.execute()[: len(keys)])
+            return cast("list[bytes | None]", self._replies(pipe, names)[: len(keys)])
         except (RedisError, OSError) as error:
             raise StoreFailed(f"{self.where}: {error}") from None
+
+    def _replies(self, pipe: Pipeline, names: Sequence[bytes]) -> list[Any]:
+        """What the commands gave, one per name. What is of another type, under a name of ours, is nobody's: it is
+        removed, and reads as None. Raises the first other error."""
+        replies: list[Any] = pipe.execute(raise_on_error=False)
+        foreign = set()
+        for place, reply in enumerate(replies):
+            if isinstance(reply, ResponseError) and str(reply).startswith("WRONGTYPE"):
+                foreign.add(names[place])
+                replies[place] = None
+            elif isinstance(reply, Exception):
+                raise reply
+        if foreign:
+            self._redis.unlink(*foreign)
+        return replies
 
     def save(self, values: Sequence[tuple[bytes, bytes]]) -> None:
         keys = [key for key, _ in values]
@@ -77,7 +94,7 @@ class RedisStore:
             pipe.zremrangebyscore(self._recent, "-inf", time.time() - self._ttl_s)  # they are gone by themselves
             pipe.expire(self._recent, self._ttl_s)
             pipe.zcard(self._recent)
-            too_many = int(pipe.execute()[-1]) - self._most
+            too_many = (self._replies(pipe, [self._recent] * 4)[-1] or 0) - self._most
             if too_many > 0:
                 oldest = cast("list[tuple[bytes, float]]", self._redis.zpopmin(self._recent, too_many))
                 self._redis.unlink(*(self._prefix + key for key, _ in oldest))

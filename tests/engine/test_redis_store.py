@@ -113,6 +113,29 @@ def test_a_worthless_value_is_forgotten(make, client):
     assert client.zcard(store._recent) == 0
 
 
+def test_what_is_of_another_type_is_removed_and_spoils_nothing_else(make, client):
+    store = make()
+    store.save(items(1, 2, 3))
+    name = store._prefix + b"key 2"
+    client.delete(name)
+    client.lpush(name, "not a page")
+    assert store.load(keys(1, 2, 3)) == [value(1), None, value(3)]
+    assert not client.exists(name)
+    store.save(items(2))
+    assert store.load(keys(2)) == [value(2)]
+
+
+def test_a_list_of_uses_of_another_type_is_begun_anew(make, client):
+    store = make()
+    for use in (lambda: store.save(items(1)), lambda: store.load(keys(1))):
+        client.delete(store._recent)
+        client.set(store._recent, "not a sorted set")
+        use()
+        store.save(items(2))
+        assert client.type(store._recent) == b"zset"
+    assert store.load(keys(1, 2)) == [value(1), value(2)]
+
+
 def test_nobody_there_is_an_error_without_a_password(make, tmp_path):
     store = make(url=f"unix://user:secret@{tmp_path}/nowhere")
     for act in (lambda: store.load(keys(1)), lambda: store.save(items(1)), lambda: store.discard(b"key 1")):
