@@ -19,7 +19,7 @@ from edge.server import Server
 from engine.adapters.peft import find_folder
 from engine.argument_types import integer, number
 from engine.client import EngineClient
-from engine.config import PRECISIONS, ROLES, SPECULATIVE, TASKS, EngineConfig
+from engine.config import KV_DTYPES, PRECISIONS, ROLES, SPECULATIVE, TASKS, EngineConfig
 from engine.flags import with_flags
 from engine.kv.page_seed import page_seed
 from engine.lifeline import watch_lifeline
@@ -91,6 +91,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     )
     add("--kv-cache-bytes", type=integer(1), help="memory for the KV cache (default: by the memory that is free)")
     add("--block-size", type=integer(1), help="tokens per page of the KV cache (default: the runner's)")
+    add("--kv-dtype", choices=KV_DTYPES, default="auto", help="fp8, on a GPU: twice as many tokens (default: auto)")
     add("--no-prefix-cache", action="store_true", help="compute every prompt from its first token")
     add("--kv-host-bytes", type=integer(1), help="second pool, for pages that are evicted and were found often")
     add("--kv-host-dir", type=Path, help="folder of that pool's file, on a fast disk (with a GPU, by default: memory)")
@@ -344,6 +345,7 @@ def main(arguments: list[str]) -> int:
         pipeline_parallel=options.pipeline_parallel,
         graphs=not options.no_graphs,
         deterministic=options.deterministic,
+        kv_dtype=options.kv_dtype,
         overlap=options.overlap,
         trace_path=None if options.trace is None else str(options.trace.resolve()),
         speculative=options.speculative,

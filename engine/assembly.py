@@ -42,7 +42,7 @@ def build_scheduler(
         BlockPool(geometry.num_blocks),
         geometry.block_size,
         model_digest=digest,
-        kv_dtype=config.precision,
+        kv_dtype=f"{config.precision} {config.kv_dtype}",
         enabled=config.prefix_cache,
         seed=page_seed(),
     )

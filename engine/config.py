@@ -10,6 +10,8 @@ from engine.limits import NUM_DRAFTS, MicroBatching
 
 Precision = Literal["auto", "float32", "bfloat16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+KvDtype = Literal["auto", "fp8"]
+KV_DTYPES: tuple[KvDtype, ...] = get_args(KvDtype)
 Speculative = Literal["off", "ngram", "draft", "eagle3"]
 SPECULATIVE: tuple[Speculative, ...] = get_args(Speculative)
 AskedTask = Literal["auto", "generate", "embed", "score"]  # auto: what the model is made for
@@ -42,6 +44,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting: int = 256
     kv_cache_bytes: int | None = None
     block_size: int | None = None
+    kv_dtype: KvDtype = "auto"  # of keys and values; auto: as activations
     prefix_cache: bool = True
     kv_host_bytes: int | None = None  # of a second pool for evicted pages; None: there is none
     kv_host_dir: str | None = None  # where it lies; None: in memory

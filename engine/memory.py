@@ -30,12 +30,14 @@ class EngineMemoryError(Exception):
     """The model does not fit. The message gives the bytes needed and available, and what to change."""
 
 
-def kv_bytes_per_token(spec: ModelSpec, element_bytes: int) -> int:
+def kv_bytes_per_token(spec: ModelSpec, element_bytes: int, *, fp8: bool = False) -> int:
     """K and V of one token in all layers: `2 * layers * kv_heads * head_dim * element_bytes`.
 
-    Grouped-query attention enters by `kv_heads`, the key-value heads, not the query heads.
+    Grouped-query attention enters by `kv_heads`, the key-value heads, not the query heads. `fp8`: elements of a byte,
+    whatever `element_bytes` says, and a float32 scale for each head.
     """
-    return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * element_bytes
+    head_bytes = spec.head_dim + 4 if fp8 else spec.head_dim * element_bytes
+    return 2 * spec.num_layers * spec.num_kv_heads * head_bytes
 
 
 def scratch_bytes(spec: ModelSpec, max_num_batched_tokens: int, max_num_seqs: int, element_bytes: int) -> int:
@@ -139,6 +141,7 @@ class Demand:
     max_num_batched_tokens: int
     kv_cache_bytes: int | None = None
     adapter_values: int = 0  # numbers in all adapters that there may be at a time
+    kv_fp8: bool = False  # keys and values in eight-bit floats
     vocabulary: int | None = None  # rows of the embedding that are held here; None: all
     ranks: int = 1  # processes that hold a part each in the same memory, and all ask what is free before one loads
 
@@ -160,7 +163,7 @@ class Demand:
                 decoded |= set(encodings)
         spec = self.spec
         angles = self.max_model_len * sum(rope.rotary_dim for rope in spec.ropes)
-        per_token = kv_bytes_per_token(spec, storage.element_bytes)
+        per_token = kv_bytes_per_token(spec, storage.element_bytes, fp8=self.kv_fp8)
         pages = -(-self.max_model_len // self.block_size) + 1
         return MemoryPlan(
             packed_bytes=packed,

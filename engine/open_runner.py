@@ -46,5 +46,6 @@ def open_runner(
         adapter_values=config.max_loras * adapter_values(model.spec, config.max_lora_rank),
         graphs=config.graphs,
         deterministic=config.deterministic,
+        kv_dtype=config.kv_dtype,
         peers=peers,
     )

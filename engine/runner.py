@@ -84,7 +84,7 @@ class ModelRunner:
         config = attention.config
         self.spec: ModelSpec = decoder.spec
         self.max_model_len = max_model_len
-        per_token = kv_bytes_per_token(self.spec, config.dtype.itemsize)
+        per_token = kv_bytes_per_token(self.spec, config.dtype.itemsize, fp8=config.fp8)
         self.geometry = CacheGeometry(config.num_blocks, config.block_size, per_token)
         self.attention = attention
         self.decoder = decoder
@@ -298,6 +298,7 @@ def load_runner(
     adapter_values: int = 0,
     graphs: bool = True,
     deterministic: bool = False,
+    kv_dtype: str = "auto",
     peers: Peers | None = None,
 ) -> ModelRunner:
     """Load a model, open already or the path of one, for serving.
@@ -309,7 +310,8 @@ def load_runner(
     `max_num_drafts`: in one step. `draft`: what makes them; it will be loaded next, with as many pages.
     `pooling`: make vectors of texts, or scores, in place of answers. `adapter_values`: numbers in all adapters that
     will be there at a time, `engine.adapters.targets.adapter_values`; 0: none will. `graphs`: on a GPU, record decode
-    steps. `deterministic`: on a GPU, attention that gives a row the same result whatever runs beside it.
+    steps. `deterministic`: on a GPU, attention and packed products that give a row the same result whatever runs beside
+    it. `kv_dtype`: of keys and values, "auto" for that of the activations or, on a GPU, "fp8" for half of that.
     `peers`: load this rank's part, as each of them does; the others then follow what rank 0 announces.
 
     Raises ModelFileError (the file), EngineMemoryError (it does not fit), ValueError (a parameter out of range),
@@ -343,14 +345,16 @@ def load_runner(
         max_num_batched_tokens=max_num_batched_tokens,
         kv_cache_bytes=kv_cache_bytes,
         adapter_values=adapter_values,
+        kv_fp8=kv_dtype == "fp8",
         vocabulary=None if part is None else part.table_rows,
         ranks=1 if part is None or target.type == "cuda" else part.place.layout.num_ranks,
     )
     policy, plan = choose_policy(precision, target, demand)
+    policy = replace(policy, deterministic=deterministic)
     draft_bytes = 0 if draft is None else draft.num_parameters * policy.dtype.itemsize
     element_bytes = policy.dtype.itemsize
     num_blocks = choose_num_blocks(
-        bytes_per_token=kv_bytes_per_token(spec, element_bytes)
+        bytes_per_token=kv_bytes_per_token(spec, element_bytes, fp8=demand.kv_fp8)
         + (0 if draft is None else draft.values_per_token * element_bytes),
         block_size=block_size,
         max_model_len=max_model_len,
@@ -377,6 +381,7 @@ def load_runner(
         windows=tuple(layer.window for layer in spec.layers),
         softcap=spec.attention_softcap,
         sinks=spec.sinks,
+        fp8=demand.kv_fp8,
     )
     attention = build_attention(config, deterministic=deterministic)
     ops = build_ops(target)

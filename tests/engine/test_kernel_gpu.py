@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-INTERPRETED = ["decode", "prefill", "small_ops", "moe", "sample", "packed", "fp8", "engine"]
+INTERPRETED = ["decode", "prefill", "small_ops", "moe", "sample", "packed", "fp8", "kv_fp8", "engine"]
 
 
 def python(*arguments: str, interpret: bool) -> subprocess.CompletedProcess[str]:

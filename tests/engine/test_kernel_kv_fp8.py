@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -10,8 +12,12 @@ from engine.kernels.kv_write_fp8 import Fp8Pages, kv_write_fp8_launch, kv_write_
 from engine.layers.attention_cpu import CpuAttention
 from engine.layers.attention_triton import TritonAttention
 from engine.layers.device import build_attention
+from engine.loader import open_model
+from engine.memory import kv_bytes_per_token
+from engine.runner import load_runner
 from engine.transfer.page_memory import TensorPages
 from tests.engine.kernel_support import assert_close, kernel_device
+from tests.engine.models import write_model
 from tests.engine.test_kernel_engine import CPU, config, geometry
 
 INTERPRETED = kernel_device().type == "cpu"
@@ -102,3 +108,16 @@ def test_pages_travel_with_their_scales() -> None:
 def test_a_cpu_refuses_it() -> None:
     with pytest.raises(ValueError, match="leave kv_dtype at auto on a CPU"):
         build_attention(config(CPU, fp8=True))
+
+
+def test_the_ledger_counts_what_the_cache_takes(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_model(path)
+    spec = open_model(path).spec
+    layers, kv_heads, head_dim = spec.num_layers, spec.num_kv_heads, spec.head_dim
+    sizes = {"num_layers": layers, "num_heads": spec.num_heads, "num_kv_heads": kv_heads, "head_dim": head_dim}
+    backend = TritonAttention(config(kernel_device(), fp8=True, **sizes))
+    per_token = kv_bytes_per_token(spec, 2, fp8=True)
+    assert backend.kv_cache.nbytes == per_token * backend.config.num_blocks * backend.config.block_size
+    with pytest.raises(ValueError, match="leave kv_dtype at auto"):
+        load_runner(path, device="cpu", kv_dtype="fp8", max_model_len=64)

@@ -55,6 +55,7 @@ LLAMA_8B = ModelSpec(
 def test_published_sizes() -> None:
     assert LLAMA_8B.num_parameters == 8_030_261_248  # the model card's 8.03 billion
     assert kv_bytes_per_token(LLAMA_8B, 2) == 131_072
+    assert kv_bytes_per_token(LLAMA_8B, 2, fp8=True) == 67_584  # 132 bytes a head: 128 codes and a scale
 
 
 def choose(**changes: int | bool | None) -> int:
