@@ -89,8 +89,10 @@ def build_experts(tensors: ExpertTensors, policy: LinearPolicy, spec: MoeSpec, a
     # The grouped products know no experts but those that are here.
     if policy.device.type == "cuda" and len(tensors.experts) == len(tensors.router):
         from engine.layers.moe_triton import build_fused
+        from engine.layers.moe_weights import stackable
 
-        return build_fused(tensors, router, router_bias, policy, spec, activation)
+        if stackable(tensors.experts, policy):
+            return build_fused(tensors, router, router_bias, policy, spec, activation)
     return MixtureOfExperts(
         router=router,
         router_bias=router_bias,

@@ -101,7 +101,7 @@ def build_fused(
     activation: Activation,
 ) -> FusedExperts:
     """The experts with these weights, held as `policy` asks, their kernels compiled where the device is a GPU."""
-    gate_up, down = stack_experts(tensors.experts, spec.num_experts, policy)
+    gate_up, down = stack_experts(tensors.experts, policy)
     fused = FusedExperts(router, router_bias, gate_up, down, activation, spec.top_k, spec.renormalise)
     if policy.device.type == "cuda":
         fused.warm_up(policy.dtype)

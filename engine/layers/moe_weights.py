@@ -7,7 +7,7 @@ Weights go to the device expert by expert: no second copy of a layer is made.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,20 +19,20 @@ from engine.models.tensors import FloatArray, NetworkTensors
 from engine.quant.blocks import BlockTensor
 from engine.quant.matrix import WeightMatrix, affine_bits
 
-# Scales and minima in float16 are within this of the file's, relative to it, or the weights are decoded. It is what
-# rounding does where nothing over- or underflows.
-_ROUNDING = 2.0**-11
+
+def stackable(experts: Sequence[NetworkTensors], policy: LinearPolicy) -> bool:
+    """Whether `stack_experts` keeps to what the policy promises of memory: packed weights that it would have to decode
+    are better left packed, one product per expert."""
+    if not policy.packed_rows or _common_encoding(experts) != "dense":
+        return True
+    matrices = [matrix for expert in experts for matrix in (*expert.gate_up, expert.down)]
+    return all(affine_bits([matrix.encoding], matrix.num_columns) is None for matrix in matrices)
 
 
-def stack_experts(
-    experts: Iterable[NetworkTensors], count: int, policy: LinearPolicy
-) -> tuple[ExpertWeights, ExpertWeights]:
-    """(gate_up, down) of `count` experts, on the policy's device."""
-    encoding = "dense"
-    if policy.packed_rows:
-        experts = list(experts)  # still encoded: all have to agree before the first is taken
-        encoding = _common_encoding(experts)
-    gate_up, down = _Stack(encoding, count, policy), _Stack(encoding, count, policy)
+def stack_experts(experts: Sequence[NetworkTensors], policy: LinearPolicy) -> tuple[ExpertWeights, ExpertWeights]:
+    """(gate_up, down) of all experts, on the policy's device."""
+    encoding = _common_encoding(experts) if policy.packed_rows else "dense"
+    gate_up, down = _Stack(encoding, len(experts), policy), _Stack(encoding, len(experts), policy)
     for number, expert in enumerate(experts):
         gate_up.put(number, expert.gate_up, expert.gate_up_bias, paired=True)
         down.put(number, [expert.down], expert.down_bias, paired=False)
@@ -90,16 +90,7 @@ def _common_encoding(experts: Sequence[NetworkTensors]) -> str:
 
 
 def _fits_int4(matrix: WeightMatrix) -> bool:
-    if affine_bits([matrix.encoding], matrix.num_columns) != 4 or matrix.column_order is not None:
-        return False
-    blocks = matrix.affine()
-    return blocks is not None and all(_fits_float16(values) for values in (blocks.scale, blocks.minimum))
-
-
-def _fits_float16(values: FloatArray) -> bool:
-    with np.errstate(over="ignore"):
-        rounded = values.astype(np.float16).astype(np.float32)
-    return bool((np.abs(rounded - values) <= _ROUNDING * np.abs(values)).all())
+    return affine_bits([matrix.encoding], matrix.num_columns) == 4 and matrix.column_order is None
 
 
 def _packed(matrices: Sequence[WeightMatrix], encoding: str) -> Iterator[npt.NDArray[np.generic]]:
@@ -114,5 +105,14 @@ def _packed(matrices: Sequence[WeightMatrix], encoding: str) -> Iterator[npt.NDA
         return
     parts = [part for matrix in matrices if (part := matrix.affine()) is not None]
     yield np.concatenate([part.packed for part in parts])
-    yield np.concatenate([part.scale for part in parts]).astype(np.float16)
-    yield np.concatenate([part.minimum for part in parts]).astype(np.float16)
+    yield _float16([part.scale for part in parts])
+    yield _float16([part.minimum for part in parts])
+
+
+def _float16(parts: Sequence[FloatArray]) -> npt.NDArray[np.float16]:
+    """Files have them in float16, or products of such numbers with integers. What is too small for it, a weight of
+    less than a ten-millionth, may be lost; what is too large is refused."""
+    values = np.concatenate(parts)
+    if not (np.abs(values) <= np.finfo(np.float16).max).all():
+        raise ValueError("a scale of an expert's four-bit weights is beyond float16: serve the model in bfloat16")
+    return values.astype(np.float16)

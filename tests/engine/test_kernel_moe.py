@@ -15,6 +15,7 @@ from engine.kernels.moe_routing import CHUNK, Routing, most_blocks, route_refere
 from engine.layers.linear import LinearPolicy
 from engine.layers.moe import MixtureOfExperts, build_experts
 from engine.layers.moe_triton import FusedExperts, build_fused
+from engine.layers.moe_weights import stackable
 from engine.layers.ops_torch import TorchOps
 from engine.models.spec import Activation, MoeSpec
 from engine.models.tensors import ExpertTensors, NetworkTensors
@@ -179,6 +180,13 @@ def test_packed_experts_in_half_precision() -> None:
     compare(fused, plain, tokens(6, 64, torch.float16), LOW)
 
 
+def test_what_stays_within_the_memory_that_was_promised() -> None:
+    policy = LinearPolicy(torch.device("cuda"), torch.bfloat16, packed_rows=64, dense=False)
+    for kind, expected in ((T.F32, True), (T.MXFP4, True), (T.Q4_0, True), (T.Q8_0, False)):
+        assert stackable(experts(2, 64, 32, kind).experts, policy) == expected, kind
+    assert stackable(experts(2, 64, 32, T.Q8_0).experts, replace(policy, packed_rows=0))
+
+
 def test_what_cannot_be_packed_is_decoded() -> None:
     mixed = experts(2, 64, 32, T.Q4_0)
     mixed = replace(mixed, experts=[*experts(1, 64, 32, T.Q8_0).experts, *list(mixed.experts)[1:]])
@@ -187,17 +195,15 @@ def test_what_cannot_be_packed_is_decoded() -> None:
     compare(fused, plain, tokens(3, 64), LOW)
 
 
-def test_scales_beyond_float16_are_decoded_too() -> None:
-    def tiny(rows: int, columns: int) -> Int4Matrix:
-        values = np.arange(rows * columns, dtype=np.uint8).reshape(rows, columns) % 16
-        scale, zero = np.full((rows, columns // 32), 1e-9, np.float32), np.full((rows, columns // 32), 8, np.uint8)
-        return pack_int4(values, scale, zero, "AWQ")
+def test_scales_beyond_float16_are_refused() -> None:
+    def huge(rows: int, columns: int) -> Int4Matrix:
+        groups = (rows, columns // 32)
+        scale, zero = np.full(groups, 1e5, np.float32), np.full(groups, 8, np.uint8)
+        return pack_int4(np.zeros((rows, columns), dtype=np.uint8), scale, zero, "AWQ")
 
-    tensors = experts(1, 64, 32)
-    tensors = replace(tensors, experts=[NetworkTensors([tiny(32, 64), tiny(32, 64)], tiny(64, 32))])
-    fused, _ = both(tensors, MoeSpec(1, 1, 32, renormalise=True), packed=True)
-    assert fused.gate_up.encoding == "dense"
-    assert fused.gate_up.data.abs().max() == np.float32(8e-9)
+    tensors = replace(experts(1, 64, 32), experts=[NetworkTensors([huge(32, 64), huge(32, 64)], huge(64, 32))])
+    with pytest.raises(ValueError, match="beyond float16"):
+        both(tensors, MoeSpec(1, 1, 32, renormalise=True), packed=True)
 
 
 def test_a_row_does_not_depend_on_its_mates() -> None:
