@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ from engine.config import EngineConfig
 from engine.geometry import step_geometry
 from engine.loader import open_model
 from engine.open_runner import open_runner
+from engine.parallel.errors import PeersLost
+from engine.parallel.leader import LeadingRunner
 from engine.runner import ModelRunner
+from engine.types import Draw, RowResult, SamplingParams, StepPlan
 from tests.engine import tokenizer_kinds
 from tests.engine.hf_models import write_folder
 from tests.engine.models import generate, row, write_model
@@ -138,3 +142,45 @@ def test_logits_and_tokens_equal_those_of_one_process(
             want = logits(alone[name], chunk)
             torch.testing.assert_close(logits(runner, chunk), want, rtol=1e-5, atol=1e-5 * float(want.abs().max()))
         assert generate(runner, TOKENS[:20], 8, pages=PAGES) == generate(alone[name], TOKENS[:20], 8, pages=PAGES)
+
+
+def test_a_step_of_all_kinds_of_rows_yields_the_same(
+    pool: Pool, models: dict[str, Path], alone: dict[str, ModelRunner], tmp_path: Path
+) -> None:
+    """Drafts, log-probabilities of the prompt, siblings, seeds; then a copy of pages, and a row that reads it."""
+    seeded = SamplingParams(temperature=0.9, seed=5, logprobs=2)
+    draft = replace(row(TOKENS[:20], [4, 6], start=16), num_drafts=3, all_token_ids=TOKENS[:17], sample=True)
+    scored = replace(row(TOKENS[:33], PAGES, params=seeded), score_from=1, draws=(Draw(8, replace(seeded, seed=6)),))
+    first = StepPlan([row(TOKENS[:16], [4], request_id=1), scored])
+    second = StepPlan([draft])
+    third = StepPlan([row(TOKENS[:34], [11, 12, 13], start=33)], copies=[(7, 11), (3, 12), (9, 13)])
+    with pool.runner(_config(models["llama"], 2, 2), tmp_path / "meeting") as runner:
+        for plan in (first, second, third):
+            got, want = runner.execute(plan), alone["llama"].execute(plan)
+            assert [_tokens(result) for result in got] == [_tokens(result) for result in want]
+            assert all(result.error is None for result in got)
+            values = [_logprobs(result) for result in (*got, *want)]
+            half = len(values) // 2
+            for mine, theirs in zip(values[:half], values[half:], strict=True):
+                np.testing.assert_allclose(mine, theirs, atol=1e-4)
+
+
+def _tokens(result: RowResult) -> tuple[Sequence[int], list[Sequence[int]]]:
+    return result.token_ids, [draw.token_ids for draw in result.draws]
+
+
+def _logprobs(result: RowResult) -> list[float]:
+    return [entry.logprob for entry in (*result.logprobs, *result.prompt_logprobs)]
+
+
+def test_pages_are_as_many_as_the_smallest_rank_has(pool: Pool, models: dict[str, Path], tmp_path: Path) -> None:
+    """Of four layers in three stages, one has two."""
+    with pool.runner(_config(models["gpt-oss"], 1, 3), tmp_path / "meeting") as runner:
+        per_block = 2 * 2 * 2 * 32 * 4 * PAGE  # K and V, of the two layers that the largest stage has
+        assert runner.geometry.num_blocks == (4 << 20) // per_block
+        assert runner.attention.kv_cache.shape[2] == runner.geometry.num_blocks
+
+
+def test_a_fault_on_rank_0_in_the_middle_of_a_step_ends_it_for_good(alone: dict[str, ModelRunner]) -> None:
+    with pytest.raises(PeersLost, match="ValueError: request 0: 1 pages for 20 tokens"):
+        LeadingRunner(alone["llama"]).execute(StepPlan([row(TOKENS[:20], [1])]))  # one page too few
