@@ -8,7 +8,7 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import quantize
 
-from engine.kernels import product_table
+from engine.kernels import product_table, tune
 from engine.kernels.packed_decode import decode_weight_launch
 from engine.kernels.packed_gemm import PackedWeight, packed_gemm_launches, packed_gemm_reference, unpacked_reference
 from engine.kernels.product_table import ProductTile, choose_splits, choose_tile, packed_tiles
@@ -224,3 +224,17 @@ def test_splits_fill_the_chip_and_no_more() -> None:
 def test_old_chips_are_refused() -> None:
     with pytest.raises(ValueError, match="compute capability"):
         packed_tiles(75, 4)
+
+
+def test_tuning_takes_the_fastest_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    tiles = tune.candidates(16)
+    assert len(set(tiles)) == len(tiles) > 10
+    slow = {tile: float(10 + index) for index, tile in enumerate(tiles)}
+    slow[tiles[7]] = 1.0
+    assert tune.fastest(tiles, slow.get) == tiles[7]
+    assert tune.fastest(tiles, lambda tile: None if tile == tiles[7] else slow[tile]) == tiles[0]
+    with pytest.raises(ValueError, match="no tile fits"):
+        tune.fastest(tiles, lambda tile: None)
+    if not torch.cuda.is_available():
+        assert tune.main() == 2
+        assert "torch finds none here" in capsys.readouterr().err
