@@ -46,7 +46,10 @@ def scratch_bytes(spec: ModelSpec, max_num_batched_tokens: int, max_num_seqs: in
     The logits count twice, for the sampler's adjusted copy, and those that are drawn from at once nine times more; the
     most that was measured is eight.
     """
-    widest = 2 * spec.hidden_size + 3 * spec.intermediate_size + 2 * (spec.q_size + 2 * spec.kv_size)
+    network = 3 * spec.intermediate_size
+    if (moe := spec.moe) is not None:  # what goes through the experts is there top_k times; the router's input is wider
+        network = max(network, moe.top_k * (spec.hidden_size + moe.intermediate_size) + 3 * spec.hidden_size)
+    widest = 2 * spec.hidden_size + network + 2 * (spec.q_size + 2 * spec.kv_size)
     logits = 2 * max_num_seqs + 9 * min(max_num_seqs, DRAWN_AT_ONCE)
     return max_num_batched_tokens * widest * element_bytes + logits * spec.vocab_size * 4
 

@@ -26,7 +26,7 @@ from engine.memory import (
     scratch_bytes,
 )
 from engine.models.rope import RopeSpec
-from engine.models.spec import LayerSpec, ModelSpec
+from engine.models.spec import LayerSpec, ModelSpec, MoeSpec
 from engine.precision import choose_policy
 from engine.runner import load_runner
 from tests.engine.byte_tokenizer import write_byte_tokenizer
@@ -96,6 +96,14 @@ def test_scratch_covers_logits_and_the_widest_block() -> None:
     # Two copies of every row's logits, nine more of those that are drawn from at once.
     copies = 8 * 2 + (min(9, DRAWN_AT_ONCE) - 1) * 9
     assert scratch_bytes(LLAMA_8B, 1, 9, 2) - few == copies * 4 * 128_256
+
+
+def test_scratch_covers_what_goes_through_the_experts() -> None:
+    """Of every token top_k copies with hidden and inner numbers, where that is more than the dense network takes."""
+    layers = tuple(replace(layer, experts=True) for layer in LLAMA_8B.layers)
+    sparse = replace(LLAMA_8B, layers=layers, moe=MoeSpec(128, 8, 2048, renormalise=True))
+    few, many = (scratch_bytes(sparse, tokens, 1, 2) for tokens in (1, 513))
+    assert many - few == 512 * 2 * (2 * 4096 + 8 * (4096 + 2048) + 3 * 4096 + 2 * (4096 + 2 * 1024))
 
 
 def test_ledger_adds_up() -> None:
