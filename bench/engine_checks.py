@@ -58,8 +58,8 @@ def quality(path: Path, threads: int | None) -> list[Row]:
     """Rows of `auto` beside float32: the share of tokens that agree, and how much perplexity grows."""
     import torch
 
+    from engine.load_runner import load_runner
     from engine.loader import open_model
-    from engine.runner import load_runner
     from engine.text.tokenizer import Tokenizer
 
     model = open_model(path)
@@ -93,7 +93,7 @@ def quality(path: Path, threads: int | None) -> list[Row]:
 
 def overhead(path: Path, threads: int | None) -> list[Row]:
     """Rows of the time of a decode step that is neither forward pass nor output product."""
-    from engine.runner import load_runner
+    from engine.load_runner import load_runner
 
     runner = load_runner(path, threads=threads, max_model_len=1024, max_num_seqs=max(OVERHEAD_ROWS))
     stopwatch = Stopwatch(time.perf_counter)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from engine.layers.linear import Linear
     from engine.layers.mlp import GatedMlp
-    from engine.layers.moe import MixtureOfExperts
+    from engine.layers.moe import Experts
     from engine.runner import ModelRunner
 
 PARTS = ("linears", "output", "attention", "small_ops", "sampling", "host")
@@ -108,13 +108,14 @@ def instrument(runner: ModelRunner, stopwatch: Stopwatch) -> None:
     runner.sampler.sample = stopwatch.wrap("sampling", runner.sampler.sample)  # type: ignore[method-assign]
 
 
-def _timed_mlp(mlp: GatedMlp | MixtureOfExperts, stopwatch: Stopwatch) -> GatedMlp | MixtureOfExperts:
+def _timed_mlp(mlp: GatedMlp | Experts, stopwatch: Stopwatch) -> GatedMlp | Experts:
     """The same network with timed products; of experts, each one's."""
+    from engine.layers.mlp import GatedMlp
     from engine.layers.moe import MixtureOfExperts
 
     if isinstance(mlp, MixtureOfExperts):
         return dataclasses.replace(mlp, experts=[_timed_network(expert, stopwatch) for expert in mlp.experts])
-    return _timed_network(mlp, stopwatch)
+    return _timed_network(mlp, stopwatch) if isinstance(mlp, GatedMlp) else mlp  # fused experts are one product
 
 
 def _timed_network(mlp: GatedMlp, stopwatch: Stopwatch) -> GatedMlp:
@@ -192,7 +193,7 @@ def main() -> None:
     parser.add_argument("--clock", choices=sorted(_CLOCKS), default="cpu")
     arguments = parser.parse_args()
     threads = engine_threads.configure(arguments.threads)
-    from engine.runner import load_runner
+    from engine.load_runner import load_runner
 
     runner = load_runner(
         arguments.model,

@@ -87,8 +87,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     options = parser.parse_args()
     threads = engine_threads.configure(options.threads)
+    from engine.load_runner import load_runner
     from engine.loader import open_model
-    from engine.runner import load_runner
     from engine.spec.loading import demand_of, load_speculator, open_draft
     from engine.text.tokenizer import Tokenizer
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from engine.adapters.targets import adapter_values
 from engine.config import EngineConfig
+from engine.load_runner import load_runner
 from engine.loader import OpenModel
 from engine.models.pooling import choose_task
-from engine.runner import ModelRunner, load_runner
+from engine.runner import ModelRunner
 from engine.spec.loading import demand_of
 from engine.spec.speculator import MOST_DRAFTS
 

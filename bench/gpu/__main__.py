@@ -5,7 +5,7 @@
 
 Each part is a process of its own with a time limit: what fails, hangs or crashes costs its own figures and no others.
 The table stands achieved figures beside the roofline (this card's measured copy and matrix rates), and transformers'
-`generate` beside both. `bench/results/gpu.json` has it all; the exit code is 1 if a part failed.
+`generate` beside both. `gpu.json` in `bench/results` has it all; the exit code is 1 if a part failed.
 """
 
 from __future__ import annotations

@@ -11,8 +11,9 @@ from engine.layers.attention import AttentionConfig
 from engine.layers.attention_triton import TritonAttention
 from engine.layers.linear import LinearPolicy
 from engine.layers.ops_triton import TritonOps
+from engine.load_runner import load_runner
 from engine.models.decoder import Decoder
-from engine.runner import ModelRunner, load_runner
+from engine.runner import ModelRunner
 from engine.sampler import Sampler
 from engine.types import SamplingParams, StepPlan, StepRow
 

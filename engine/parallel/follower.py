@@ -62,7 +62,8 @@ def main(arguments: list[str]) -> int:
     """Exit code 0 when rank 0 has no more to do, 1 for a fault, which it is told."""
     descriptor, parent_pid, rank, meeting, config_json = arguments
     die_with_parent(int(parent_pid))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; rank 0 decides
+    for signal_number in (signal.SIGINT, signal.SIGTERM):  # either may reach the whole group; rank 0 decides
+        signal.signal(signal_number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s %(name)s: rank {rank}: %(message)s")
     connection = socket.socket(fileno=int(descriptor))
     config = msgspec.json.decode(config_json, type=EngineConfig)

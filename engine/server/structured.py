@@ -100,7 +100,8 @@ def _choice(param: str, value: object) -> Format:
     if not isinstance(value, list) or not _are(str, value):
         raise _wrong(param, "a list of texts, at least one")
     if "" in value:
-        raise InvalidRequest(f"'{param}[{value.index('')}]' is empty: an answer is a text.", param=param)
+        empty = f"{param}[{value.index('')}]"
+        raise InvalidRequest(f"'{empty}' is empty: an answer is a text.", param=empty)
     return Format(param, lark.choice(value))
 
 

@@ -68,8 +68,8 @@ def load_speculator(
 
     if isinstance(draft, HeadFiles):
         return Speculator(load_head(draft, runner), config.num_speculative_tokens)
+    from engine.load_runner import load_runner
     from engine.memory import kv_bytes_per_token
-    from engine.runner import load_runner
 
     geometry = runner.geometry
     per_token = kv_bytes_per_token(draft.spec, runner.kv_element_bytes)

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 
+from engine.load_runner import load_runner
 from engine.loader.source import open_model
 from engine.memory import Demand
 from engine.precision import choose_policy
-from engine.runner import load_runner
 from engine.types import SamplingParams, StepPlan, StepRow
 
 LENGTH, SEQS, TOKENS, PAGE = 512, 4, 512, 16

@@ -16,9 +16,10 @@ from engine.adapters.targets import adapter_values
 from engine.kv.block_pool import BlockPool
 from engine.kv.prefix_cache import PrefixCache
 from engine.limits import NeverFits, SchedulerConfig
+from engine.load_runner import load_runner
 from engine.loader import open_model
 from engine.messages import NewRequest
-from engine.runner import ModelRunner, load_runner
+from engine.runner import ModelRunner
 from engine.scheduling.scheduler import Scheduler
 from engine.spec.draft_model import DraftModel
 from engine.spec.ngram import NgramProposer

@@ -11,7 +11,8 @@ from gguf.constants import GGMLQuantizationType
 from engine.geometry import step_geometry
 from engine.layers import linear_native, native
 from engine.layers.blocks_native import NativeBlocks
-from engine.runner import ModelRunner, load_runner
+from engine.load_runner import load_runner
+from engine.runner import ModelRunner
 from engine.types import StepRow
 from tests.engine.models import row, write_model
 

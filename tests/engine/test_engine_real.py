@@ -19,7 +19,7 @@ NUM_TOKENS = 10
 def runner(smollm2_path):
     import torch
 
-    from engine.runner import load_runner
+    from engine.load_runner import load_runner
 
     before = torch.get_num_threads()
     # A page of 16 tokens takes 16 * 46,080 bytes in float32; 64 pages are plenty.

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.load_runner import load_runner
 from engine.loader.source import open_model
-from engine.runner import load_runner
 from engine.text.tokenizer import Tokenizer
 from tests.engine.models import all_logits, generate
 

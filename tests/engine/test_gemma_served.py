@@ -14,8 +14,8 @@ import torch
 import transformers
 from gguf.quants import dequantize
 
+from engine.load_runner import load_runner
 from engine.loader import read_info
-from engine.runner import load_runner
 from engine.text.tokenizer import Tokenizer
 from gateway.models.store import ModelStore
 from tests.engine.models import all_logits

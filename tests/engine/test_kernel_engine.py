@@ -16,10 +16,11 @@ from engine.layers.attention_cpu import CpuAttention
 from engine.layers.attention_triton import TritonAttention
 from engine.layers.linear import LinearPolicy
 from engine.layers.ops_triton import TritonOps
+from engine.load_runner import load_runner
 from engine.loader.families import GgufTensors
 from engine.loader.gguf import GgufFile
 from engine.models.decoder import Decoder
-from engine.runner import ModelRunner, load_runner
+from engine.runner import ModelRunner
 from engine.sampler import Sampler
 from engine.types import StepPlan, StepRow
 from tests.engine.kernel_support import kernel_device

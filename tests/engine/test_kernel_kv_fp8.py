@@ -12,9 +12,9 @@ from engine.kernels.kv_write_fp8 import Fp8Pages, kv_write_fp8_launch, kv_write_
 from engine.layers.attention_cpu import CpuAttention
 from engine.layers.attention_triton import TritonAttention
 from engine.layers.device import build_attention
+from engine.load_runner import load_runner
 from engine.loader import open_model
 from engine.memory import kv_bytes_per_token
-from engine.runner import load_runner
 from engine.transfer.page_memory import TensorPages
 from tests.engine.kernel_support import assert_close, kernel_device
 from tests.engine.models import write_model

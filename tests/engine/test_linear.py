@@ -21,8 +21,8 @@ from engine.layers.linear import (
     decode,
 )
 from engine.layers.linear_native import NativePackedLinear
+from engine.load_runner import load_runner
 from engine.quant.blocks import BlockTensor
-from engine.runner import load_runner
 from tests.engine.models import write_model
 
 T = GGMLQuantizationType

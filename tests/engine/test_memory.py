@@ -14,6 +14,7 @@ from gguf.constants import GGMLQuantizationType
 
 from engine.layers import linear_native, native, probe
 from engine.limits import DRAWN_AT_ONCE
+from engine.load_runner import load_runner
 from engine.loader.families import GgufTensors
 from engine.loader.gguf import GgufFile
 from engine.memory import (
@@ -28,7 +29,6 @@ from engine.memory import (
 from engine.models.rope import RopeSpec
 from engine.models.spec import LayerSpec, ModelSpec, MoeSpec
 from engine.precision import choose_policy
-from engine.runner import load_runner
 from tests.engine.byte_tokenizer import write_byte_tokenizer
 from tests.engine.models import write_model
 

@@ -10,7 +10,7 @@ import torch
 from gguf.constants import GGMLQuantizationType
 
 from engine.layers import native
-from engine.runner import load_runner
+from engine.load_runner import load_runner
 from tests.engine.models import all_logits, write_model
 
 T = GGMLQuantizationType

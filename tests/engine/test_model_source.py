@@ -15,10 +15,10 @@ import transformers
 from gguf.constants import GGMLQuantizationType
 
 from engine.__main__ import find_model
+from engine.load_runner import load_runner
 from engine.loader import GenerationDefaults, ModelFileError, open_model, read_info
 from engine.loader.folder import Folder
 from engine.loader.hf_tokenizer import read_templates
-from engine.runner import load_runner
 from engine.server.model import Model
 from engine.server.params import SamplingDefaults
 from engine.server.schema import ChatExtras

@@ -5,8 +5,8 @@ import torch
 
 from engine.assembly import build_scheduler, build_tiers
 from engine.config import EngineConfig
+from engine.load_runner import load_runner
 from engine.messages import NewRequest
-from engine.runner import load_runner
 from engine.transfer.page_memory import TensorPages
 from engine.types import SamplingParams
 from tests.engine.models import write_model

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from gguf.constants import GGMLQuantizationType
 
+from engine.load_runner import load_runner
 from engine.loader.errors import ModelFileError
 from engine.memory import choose_num_blocks
 from engine.planning.__main__ import parse_bytes, parse_tokens
 from engine.planning.ledger import Workload, make_ledger, matrices_of, product_parameters
 from engine.planning.shapes import SHAPES
 from engine.planning.source import estimate, find_source
-from engine.runner import load_runner
 from tests.engine.models import write_model
 
 # Parameters as the model cards or the weights' index files give them.

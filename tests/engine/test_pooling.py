@@ -10,10 +10,10 @@ import transformers
 from engine.kv.block_pool import BlockPool
 from engine.kv.prefix_cache import PrefixCache
 from engine.limits import NeverFits, SchedulerConfig
+from engine.load_runner import load_runner
 from engine.loader import ModelFileError, open_model
 from engine.messages import NewRequest
 from engine.models.pooling import PoolingKind, PoolingSpec, Task, choose_task
-from engine.runner import load_runner
 from engine.scheduling.scheduler import Scheduler
 from engine.types import SamplingParams
 from tests.engine.byte_tokenizer import write_byte_tokenizer

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from engine.load_runner import load_runner
 from engine.loader import progress
 from engine.loader.progress import Reported, reported
 from engine.loader.source import open_model
-from engine.runner import load_runner
 from tests.engine.models import write_model
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 import transformers
 
-from engine.runner import ModelRunner, load_runner
+from engine.load_runner import load_runner
+from engine.runner import ModelRunner
 from engine.types import SamplingParams, StepPlan, TokenLogprob
 from tests.engine.models import generate, row, write_model
 

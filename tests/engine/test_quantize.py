@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+from engine.load_runner import load_runner
 from engine.loader.errors import ModelFileError
 from engine.loader.hf_weights import HfWeights
 from engine.loader.safetensors import Safetensors
@@ -19,7 +20,6 @@ from engine.loader.source import OpenModel, open_model
 from engine.models.tensors import NetworkTensors
 from engine.quantize.model import quantize_folder
 from engine.quantize.texts import bundled_text, token_rows
-from engine.runner import load_runner
 from engine.text.tokenizer import Tokenizer
 from tests.engine.byte_tokenizer import write_byte_tokenizer
 from tests.engine.models import all_logits, write_model

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from engine.layers import native
-from engine.runner import ModelRunner, load_runner
+from engine.load_runner import load_runner
+from engine.runner import ModelRunner
 from engine.types import SamplingParams, StepPlan, TokenLogprob
 from tests.engine.models import generate, row
 

@@ -13,9 +13,10 @@ from gguf.constants import GGMLQuantizationType
 
 from engine.geometry import step_geometry
 from engine.layers import native
+from engine.load_runner import load_runner
 from engine.loader import ModelFileError
 from engine.memory import EngineMemoryError
-from engine.runner import ModelRunner, load_runner
+from engine.runner import ModelRunner
 from engine.types import RowResult, SamplingParams, StepPlan, StepRow
 from engine.warm_up import largest_steps
 from tests.engine.models import generate, row, write_model

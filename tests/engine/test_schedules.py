@@ -16,8 +16,9 @@ import transformers
 from engine.kv.block_pool import BlockPool
 from engine.kv.prefix_cache import PrefixCache
 from engine.limits import SchedulerConfig
+from engine.load_runner import load_runner
 from engine.messages import NewRequest, Output
-from engine.runner import ModelRunner, load_runner
+from engine.runner import ModelRunner
 from engine.scheduling.scheduler import Scheduler
 from engine.types import BeamParams, SamplingParams
 from tests.engine.fakes import check_plan

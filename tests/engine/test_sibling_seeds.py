@@ -11,8 +11,9 @@ from gguf.constants import GGMLQuantizationType
 from engine.kv.block_pool import BlockPool
 from engine.kv.prefix_cache import PrefixCache
 from engine.limits import SchedulerConfig
+from engine.load_runner import load_runner
 from engine.messages import NewRequest
-from engine.runner import ModelRunner, load_runner
+from engine.runner import ModelRunner
 from engine.scheduling.scheduler import Scheduler
 from engine.types import SamplingParams
 from tests.engine.models import write_model

@@ -207,7 +207,7 @@ def test_compiled_blocks_show_the_same_states(tmp_path) -> None:
     """In the fastest precision too, where all blocks are one call without taps."""
     from gguf.constants import GGMLQuantizationType
 
-    from engine.runner import load_runner
+    from engine.load_runner import load_runner
 
     write_model(tmp_path / "q.gguf", sizes={"num_hidden_layers": 5}, encoding=GGMLQuantizationType.Q4_1)
     options = {"max_model_len": 160, "kv_cache_bytes": 4 << 20, "device": "cpu"}

@@ -17,9 +17,10 @@ from engine.core import load_model
 from engine.kv.block_pool import BlockPool
 from engine.kv.prefix_cache import PrefixCache
 from engine.limits import SchedulerConfig
+from engine.load_runner import load_runner
 from engine.loader import open_model
 from engine.messages import NewRequest
-from engine.runner import ModelRunner, load_runner
+from engine.runner import ModelRunner
 from engine.scheduling.scheduler import Scheduler
 from engine.spec.draft_model import DraftModel
 from engine.spec.loading import load_speculator, open_draft

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engine.runner import load_runner
+from engine.load_runner import load_runner
 from engine.trace import StepTrace, trace
 from engine.types import StepPlan
 from tests.engine.models import row, write_model

@@ -90,7 +90,7 @@ def _tool(definition: Json, where: str) -> Tool:
 def _allowed(value: object, names: list[str]) -> tuple[str, set[str]]:
     """The mode and the names of OpenAI's `allowed_tools`."""
     if not isinstance(value, dict) or value.get("mode") not in ("auto", "required"):
-        raise InvalidRequest(f"'{_ALLOWED}' must have a 'mode', \"auto\" or \"required\".", param=f"{_ALLOWED}.mode")
+        raise InvalidRequest(f'\'{_ALLOWED}.mode\' must be "auto" or "required".', param=f"{_ALLOWED}.mode")
     listed = value.get("tools")
     if not isinstance(listed, list) or not listed or not all(isinstance(tool, dict) for tool in listed):
         raise InvalidRequest(f"'{_ALLOWED}.tools' must be a list of tools, at least one.", param=f"{_ALLOWED}.tools")
