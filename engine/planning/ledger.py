@@ -4,7 +4,8 @@
     activations  = `engine.memory.scratch_bytes`: the widest block of one step, and its logits
     requests     = pages that the rest buys / pages of one request
 
-All formulas are those by which the engine itself divides memory when it starts, so a plan and a start agree.
+All formulas are those by which the engine itself divides memory when it starts, so a plan and a start with
+`--precision bfloat16` agree; what other precisions hold lies between the two columns.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """See the module. `stored_bytes`: by encoding. `stored`: as if kernels read the stored weights. `held`: as this
-    engine holds them on a GPU, decoded to bfloat16 and with a tied output matrix of its own."""
+    """See the module. `stored_bytes`: by encoding. `stored`: as if kernels read the stored weights. which `--precision
+    auto` comes close to. `held`: decoded to bfloat16, with a tied output matrix of its own."""
 
     parameters: int
     stored_bytes: Mapping[str, int]

@@ -66,7 +66,7 @@ def _print(ledger: dict[str, Any]) -> None:
     rows.append(("activations of a step", _gigabytes(ledger["activation_bytes"])))
     print_table([Column(""), Column("", "number")], rows)
     print()
-    rooms = [("weights as this engine holds them", ledger["held"]), ("weights as stored", ledger["stored"])]
+    rooms = [("weights decoded to bfloat16", ledger["held"]), ("weights as stored", ledger["stored"])]
     print_table(
         [Column(f"on a GPU of {_gigabytes(workload['gpu_bytes'])}"), *(Column(title, "number") for title, _ in rooms)],
         [
@@ -81,7 +81,7 @@ def _print(ledger: dict[str, Any]) -> None:
             ),
         ],
     )
-    print("\nOn a GPU this engine computes in bfloat16: weights stored in fewer bits are decoded when they are loaded.")
+    print("\n--precision auto keeps weights of four and eight bits on a GPU about as they are stored; bfloat16 decodes them.")
 
 
 def _gigabytes(size: int) -> str:
