@@ -81,7 +81,7 @@ def _print(ledger: dict[str, Any]) -> None:
             ),
         ],
     )
-    print("\n--precision auto keeps weights of four and eight bits on a GPU about as they are stored; bfloat16 decodes them.")
+    print("\n--precision auto keeps four- and eight-bit weights on a GPU about as stored; bfloat16 decodes them.")
 
 
 def _gigabytes(size: int) -> str:
