@@ -24,10 +24,12 @@ from engine.kernels.kv_write import kv_write_launch
 from engine.kernels.launch import FP_FUSION, Launch
 from engine.kernels.rms_norm import rms_norm_launch
 from engine.kernels.rotary import rotary_launch
+from engine.kernels.sample import SETTINGS, DrawBuffers, draw_launches
 from engine.kernels.specialisations import MODEL_SHAPES, model_launches
 
 ARCH = 90
 HEADS, KV_HEADS, HEAD_DIM = 9, 3, 64
+VOCAB = 5000
 
 
 class DriverWithoutDevice:
@@ -93,6 +95,9 @@ def serving_launches(seqs: int, tokens: int, width: int, max_splits: int, shift:
         split_rule=heuristics.SPLIT_AT_LEAST,
     )
     yield prefill_launch(q, *pages, starts, seq_lens, out, scale=0.125, tile=tiles.prefill_short)
+    settings = torch.zeros(seqs, SETTINGS.value, dtype=torch.float64)
+    buffers = DrawBuffers.empty(seqs, VOCAB, torch.device("cpu"))
+    yield from draw_launches(torch.zeros(seqs, VOCAB), settings, torch.zeros(seqs, dtype=torch.int64), buffers)
 
 
 def main() -> dict[str, Any]:

@@ -122,7 +122,7 @@ def test_serving_compiles_what_was_compiled_ahead_and_nothing_after_warm_up(tmp_
     run = python("-m", "tests.engine.kernel_jit_probe", TRITON_CACHE_DIR=str(tmp_path))
     assert run.returncode == 0, run.stderr
     seen = json.loads(run.stdout)
-    assert seen["ahead"] == 10
+    assert seen["ahead"] == 14, "ten of a step, four of a draw"
     assert seen["differing"] == [], "these would be compiled again when serving"
     assert seen["late"] == 0, "steps of other sizes compile kernels again"
     # The monitor works: a new head size is counted, named and logged; after `uninstall` nothing is.

@@ -314,7 +314,7 @@ def test_the_paper_s_layers_are_the_default(world, tmp_path) -> None:
 
 
 def test_settings_lead_to_a_head_with_pages_of_its_own(world, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(threads, "configure", lambda number: number)  # torch is here already
+    monkeypatch.setattr(threads, "configure", lambda number, **_: number)  # torch is here already
 
     def config(**fields):
         standard = {"model_path": str(world.path), "served_name": "tiny", "precision": "float32", "device": "cpu"}

@@ -161,7 +161,7 @@ def test_nor_does_the_schedule_show(paths, runner, plain, source):
 
 
 def test_settings_lead_to_a_speculator_with_pages_of_its_own(paths, monkeypatch):
-    monkeypatch.setattr(threads, "configure", lambda number: number)  # torch is here already
+    monkeypatch.setattr(threads, "configure", lambda number, **_: number)  # torch is here already
 
     def config(**fields):
         standard = {"model_path": str(paths["model"]), "served_name": "tiny", "precision": "float32", "device": "cpu"}
