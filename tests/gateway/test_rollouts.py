@@ -153,6 +153,7 @@ async def test_ratings_take_back_what_people_like_less(tried: FrontDoor) -> None
     text = NEW.replace("default: large", "default: xlarge")
     await edit(tried, text + f"rollout: {{instead_of: default, by: request, percent: 50, {guard}}}\n")
     for response in await asyncio.gather(*(tried.chat("auto") for _ in range(90))):
+        assert response.status_code == 200, response.text
         rating = "bad" if response.headers["x-tierline-policy"].startswith("next@") else "good"
         body = {"request_id": response.headers["x-request-id"], "rating": rating}
         for _ in range(2):  # the second time counts for nothing
