@@ -57,6 +57,9 @@ def class_codes(path: str) -> dict[str, str]:
     }
 
 
+FOR_OPERATORS = ("adapters.py", "reloading.py")  # of the engine, not passed on by gateways
+
+
 def emitted() -> set[str]:
     """What the gateway says itself, what its HTTP edge says, and what engine and embedder refuse, passed on."""
     named = {**class_codes("gateway/dialects/errors.py"), "InvalidRequest": "invalid_value"}
@@ -75,7 +78,7 @@ def emitted() -> set[str]:
                 found.update(named[part.id] for part in (node.body, node.orelse) if getattr(part, "id", "") in named)
     found.update(class_codes("gateway/access/principal.py").values())  # answered with the code of the key's fault
     # What gateways and operators ask engines, no client hears of.
-    for tree in trees_of("engine/server", without=("pages.py", "adapters.py", "reloading.py")):
+    for tree in trees_of("engine/server", without=("pages.py", *FOR_OPERATORS)):
         for name, call, code in calls(tree):
             status = call.args[0] if call.args else None
             if name == "ApiError" and isinstance(status, ast.Constant) and status.value in (400, 404) and code:
@@ -95,6 +98,19 @@ def documented() -> set[str]:
 def test_every_code_is_in_the_table_and_no_other() -> None:
     assert emitted() - documented() == set(), "not in the table of docs/application-developer.md"
     assert documented() - emitted() == set(), "in the table, but nothing answers with it"
+
+
+def test_codes_for_operators_are_in_the_reference_of_the_engine() -> None:
+    reference = (ROOT / "docs/reference/engine.md").read_text()
+    found = {
+        text
+        for name in FOR_OPERATORS
+        for call, _, code in calls(ast.parse((ROOT / "engine/server" / name).read_text()))
+        if call == "ApiError" and code is not None
+        for text in texts(code)
+    }
+    assert {"adapter_refused", "adapter_not_found", "reload_failed", "reload_disabled"} <= found
+    assert {code for code in found if f"`{code}`" not in reference} == set()
 
 
 def test_the_collection_finds_codes_of_every_kind() -> None:
