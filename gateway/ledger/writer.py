@@ -115,14 +115,14 @@ class LedgerWriter:
             if self._behind_since is None:
                 self._behind_since = time.monotonic()
             start = self._position
-            rows, reasons, position = await self._read()
-            if position == start:
-                self._behind_since = None
-                return False
             try:
+                rows, reasons, position = await self._read()
+                if position == start:
+                    self._behind_since = None
+                    return False
                 await self._store(rows, reasons)
             except BaseException:
-                # Read it again: the frames that were taken are not stored.
+                # Read it again, also where whoever asked for a flush has given up: what was taken is not stored.
                 self._position, self._frames = start, iter(())
                 raise
             self._position = position

@@ -74,6 +74,24 @@ async def test_stop_stores_what_is_left(database: Database, tmp_path: Path) -> N
     journal.close()
 
 
+@pytest.mark.parametrize("turns", [1, 2, 3, 6, 20])
+async def test_a_flush_that_is_given_up_leaves_out_no_row(database: Database, tmp_path: Path, turns: int) -> None:
+    """Whoever waits for a flush may leave while rows are read or stored."""
+    journal = Journal.open(tmp_path / "journal")
+    writer = LedgerWriter(journal, database)
+    for n in range(100):
+        journal.append(Close(row(f"{n:03}")))
+    left = asyncio.create_task(writer.flush())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    assert left.cancel()
+    await asyncio.gather(left, return_exceptions=True)
+    await writer.flush()
+    assert await stored(database) == [f"{n:03}" for n in range(100)]
+    assert writer.lag_rows == 0
+    journal.close()
+
+
 async def test_a_restart_goes_on_where_the_last_process_stopped(database: Database, tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "journal")
     writer = LedgerWriter(journal, database)
