@@ -73,7 +73,8 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class Retraction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What to forget: an answer (`entry_id`), one of its questions (`exact` too), or what meets every condition given.
+    """What to forget: an answer (`entry_id`), one of its questions (`exact` too), or, as a purge, what meets every
+    condition given.
 
     `made_at` and `born_before` are Unix times in seconds.
     """
@@ -106,6 +107,7 @@ class Retraction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             tag=purge.tag,
             policy=purge.policy,
             exact=purge.exact,
+            entry_id=purge.entry,
             born_before=None if purge.older_than_s is None else now - purge.older_than_s,
         )
 
@@ -118,6 +120,7 @@ class Retraction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             tag=self.tag,
             policy=self.policy,
             exact=self.exact,
+            entry=self.entry_id,
             older_than_s=age_s,
         )
 
@@ -131,6 +134,7 @@ class Retraction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             and (self.model is None or entry.model == self.model)
             and (self.policy is None or entry.policy == self.policy)
             and (self.tag is None or self.tag in entry.tags)
+            and (self.entry_id is None or entry.id == self.entry_id)
             and (self.exact is None or any(question.exact == self.exact for question in questions))
             and (self.born_before is None or entry.created_at <= self.born_before)
         )

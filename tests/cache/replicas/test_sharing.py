@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis.asyncio
@@ -12,6 +13,7 @@ import redis.asyncio
 from bench.redis_server import RedisServer
 from cache.replicas.notes import Notes
 from cache.replicas.pending import Pending
+from cache.replicas.records import Retraction, unpack_retraction
 from cache.store.changes import Purge
 from tests.cache.replicas.conftest import Group, entry, key, until, vector
 
@@ -69,6 +71,8 @@ async def test_what_is_forgotten_is_forgotten_everywhere(group: Group) -> None:
         Purge(policy="p"),
         Purge(older_than_s=100),
         Purge(exact=key("gone").exact),
+        Purge(entry="req-gone"),
+        Purge(scope="team:a", entry="req-gone"),
         Purge(model="bad", tag="old"),
     ],
     ids=lambda purge: "+".join(name for name in purge.__struct_fields__ if getattr(purge, name) is not None),
@@ -78,7 +82,7 @@ async def test_a_purge_holds_on_every_replica_when_it_returns_and_for_one_that_j
 ) -> None:
     one, other = await group.member(), await group.member()
     now = time.time()
-    one.put("gone", "1", model="bad", tags=("x", "old"), policy="p", created_at=now - 200)
+    one.put("gone", "1", id="req-gone", model="bad", tags=("x", "old"), policy="p", created_at=now - 200)
     assert other.store.put(key("stays", scope="team:b"), entry("stays", "2"), None).reason is None
     await until(lambda: other.answer("gone") is not None, "the answers to arrive")
     await until(lambda: one.store.get_exact(key("stays", scope="team:b")) is not None, "the answers to arrive")
@@ -91,6 +95,15 @@ async def test_a_purge_holds_on_every_replica_when_it_returns_and_for_one_that_j
     # What is kept after it stays, though the purge would have meant it.
     other.put("gone", "new", model="bad", tags=("old",), policy="p", created_at=now - 200)
     await until(lambda: one.answer("gone") == later.answer("gone") == "new", "the new answer to arrive")
+
+
+@pytest.mark.parametrize("condition", Purge.__struct_fields__)
+def test_no_condition_of_a_purge_is_lost_on_its_way(condition: str) -> None:
+    """One that is not passed on would forget everything at the others."""
+    value: Any = 100.0 if condition == "older_than_s" else "a"
+    arrived = unpack_retraction(Retraction.of_purge(Purge(**{condition: value})).packed()).purge()
+    assert getattr(arrived, condition) == (pytest.approx(value, abs=10) if condition == "older_than_s" else value)
+    assert [name for name in Purge.__struct_fields__ if getattr(arrived, name) is not None] == [condition]
 
 
 async def test_a_purged_answer_leaves_redis(group: Group) -> None:
