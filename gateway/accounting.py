@@ -188,13 +188,15 @@ class Accounting:
         life.cost_nanousd -= row.cost_nanousd
 
     def answered_from_cache(
-        self, model: str, tier: str, usage: Usage, saved_nanousd: int, finish_reason: str = "stop"
+        self, model: str, tier: str, usage: Usage, cost_nanousd: int, finish_reason: str = "stop"
     ) -> None:
-        """Write the row of an answer that came from the cache: no cost, and what it would have cost as saved."""
+        """Write the row of an answer that came from the cache: of what it would have cost the policy's share is the
+        cost, and the rest saved."""
         life = self._life
+        assert life.decision is not None
         if model != (own := life.candidates[0].model):  # another's, which this request would have asked last
-            saved_nanousd = min(saved_nanousd, cost(self._price(own), usage).total_nanousd)
-            if life.decision is not None and life.decision.cache.share_tiers:
+            cost_nanousd = min(cost_nanousd, cost(self._price(own), usage).total_nanousd)
+            if life.decision.cache.share_tiers:
                 life.fallback = "shared_answer"
         answering = Candidate(model=model, tier=tier, backend="cache", upstream_model=model)
         row = self._row(new_id(), 1, answering, now_ms())
@@ -203,11 +205,14 @@ class Accounting:
         row.outcome = "cache_hit"
         row.status_code = 200
         row.finish_reason = finish_reason
-        row.saved_nanousd = saved_nanousd
+        row.cost_nanousd = life.decision.cache.charged(cost_nanousd)
+        row.saved_nanousd = cost_nanousd - row.cost_nanousd
         row.duration_ms = row.ttft_ms = life.seconds() * 1000
         life.served = row
+        life.cost_nanousd += row.cost_nanousd
         self._journal(Close(row))
-        self._services.metrics.saved.labels(model).inc(saved_nanousd / 1e9)
+        self._services.metrics.saved.labels(model).inc(row.saved_nanousd / 1e9)
+        self._services.metrics.of_model(model).cost.inc(row.cost_nanousd / 1e9)
 
     def decided(self) -> None:
         """Journal why the request goes where it goes; never what it says."""
@@ -243,6 +248,7 @@ class Accounting:
             life.standing = settled or life.standing
             if life.served is not None and life.principal is not None and outcome == "success" and not life.internal:
                 self._services.estimator.observe(life.principal.key_id, life.served.model, life.served.output_tokens)
+                self._services.paces.observe(life.served, life.attempt)
         self._settled = True
 
     def _charge(self, row: LedgerRow, usage: Usage) -> None:

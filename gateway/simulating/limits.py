@@ -33,11 +33,10 @@ class ReplayedLimits:
         )
         self._ends: list[tuple[float, str, int, int]] = []
 
-    def ask(self, request: Recorded, policy: Policy, cost_nanousd: int) -> str | None:
+    def ask(self, request: Recorded, policy: Policy, cost_nanousd: int, *, hit: bool) -> str | None:
         budget, ceilings = budget_scope(policy, enforced=True), ceilings_of(policy, request.facts.key)
         scopes = (budget,) if ceilings is None else (budget, ceilings)
-        free = request.fate == "hit" and cost_nanousd == 0
-        tokens = 0 if free else request.tokens.input + request.tokens.output
+        tokens = 0 if hit else request.tokens.input + request.tokens.output
         self._move_to(request.ts_ms / 1000)
         if not _limited(scopes) and policy.budget is None:
             return None

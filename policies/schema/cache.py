@@ -41,6 +41,9 @@ class CachePolicy(Strict):
     share_tiers: bool = Field(
         False, description="Where a rule or the default chose the tier, answers of larger tiers may be given, too."
     )
+    charge: float = Field(
+        0.0, ge=0, le=1, description="What a hit costs: this share of what its answer had cost. The rest is saved."
+    )
     max_false_hit_rate: float | None = Field(
         None,
         gt=0,
@@ -63,6 +66,10 @@ class CachePolicy(Strict):
         " and no guard objects; model: a model of 'judge_tier' is asked.",
     )
     judge_tier: TierName | None = Field(None, description="Tier of the model that judges, with 'judge: model'.")
+
+    def charged(self, cost_nanousd: int) -> int:
+        """What a hit costs whose answer had cost that much, in nano-dollars; fractions of one are dropped."""
+        return int(cost_nanousd * self.charge)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -89,8 +89,11 @@ class World(Protocol):
 class Gate(Protocol):
     """The limits of one set of policies, in the time of the recording. Requests come in its order."""
 
-    def ask(self, request: Recorded, policy: Policy, cost_nanousd: int) -> str | None:
-        """Have a request in; or the kind of limit that stops it, `parallel` where it would wait for its turn."""
+    def ask(self, request: Recorded, policy: Policy, cost_nanousd: int, *, hit: bool) -> str | None:
+        """Have a request in; or the kind of limit that stops it, `parallel` where it would wait for its turn.
+
+        `hit`: the cache answers, so its tokens count against nothing.
+        """
         ...
 
     def budget_used(self, policy: Policy) -> float | None:

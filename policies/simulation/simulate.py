@@ -143,7 +143,7 @@ class Simulation:
             self.count["failed"] += 1
         for side, outcome in zip(SIDES, (old, new), strict=True):
             outcome.cost_nanousd = self._cost_of(request, outcome)
-            outcome.stopped = self._gates[side].ask(request, outcome.policy, outcome.cost_nanousd)
+            outcome.stopped = self._gates[side].ask(request, outcome.policy, outcome.cost_nanousd, hit=outcome.hit)
         self._settle_stops(request, old, new)
         self._climb(request, old, new, weights)
         if request.fate == "refused" and old.stopped is None:
@@ -157,7 +157,8 @@ class Simulation:
             self.count["hits"] += 1
             self.count["hits_lost"] += old.hit and not new.hit
         same = old.policy.name == new.policy.name and old.stopped is None and new.stopped is None
-        if same and old.as_recorded and new.as_recorded and old.hit == new.hit:
+        alike = old.hit == new.hit and old.cost_nanousd == new.cost_nanousd
+        if same and old.as_recorded and new.as_recorded and alike:
             self._add(BOTH, request, old, weights)
             return
         for side, outcome in zip(SIDES, (old, new), strict=True):
@@ -200,7 +201,7 @@ class Simulation:
 
     def _cost_of(self, request: Recorded, outcome: _Outcome) -> int:
         if outcome.hit:
-            return 0
+            return outcome.decision.cache.charged(request.saved_nanousd + request.cost_nanousd)
         if outcome.as_recorded and request.fate in ("answered", "failed"):
             return request.cost_nanousd
         if outcome.served is None:

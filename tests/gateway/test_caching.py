@@ -14,6 +14,7 @@ import pytest
 from bench.mock_upstream import MockUpstream
 from gateway.ledger.reports import explain
 from tests.cache.conftest import Process
+from tests.gateway.exact_upstream import key, settled_and_held
 from tests.gateway.front_door import PRICE, FrontDoor, configuration, events, front_door
 
 POLICY = """\
@@ -140,6 +141,20 @@ async def test_a_policy_may_allow_what_the_engine_draws(open_door: Open) -> None
         assert await outcome(door) == "miss"
         assert await outcome(door, temperature=1.0, top_p=1) == "exact"
         assert await outcome(door, temperature=0) == "miss"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_hit_costs_what_the_policy_charges(open_door: Open, upstream: MockUpstream, stream: bool) -> None:
+    async with open_door(policy=POLICY.replace("mode: exact", "mode: exact, charge: 0.3")) as door:
+        token = await key(door, budget_nanousd=10**12)
+        fresh, again = [await door.chat(stream=stream, token=token) for _ in range(2)]
+        assert [one.headers["x-tierline-cache"] for one in (fresh, again)] == ["miss", "exact"]
+        paid, hit = await door.rows()
+        assert hit["cost_nanousd"] == paid["cost_nanousd"] * 3 // 10 > 0
+        assert hit["cost_nanousd"] + hit["saved_nanousd"] == paid["cost_nanousd"]
+        assert again.headers.get("x-tierline-cost-usd") == (None if stream else f"{hit['cost_nanousd'] / 1e9:.9f}")
+        assert await settled_and_held(door, token) == (paid["cost_nanousd"] + hit["cost_nanousd"], 0)
+        assert upstream.requests == 1
 
 
 async def test_a_salt_keeps_answers_and_prefix_pages_apart(open_door: Open, upstream: MockUpstream) -> None:

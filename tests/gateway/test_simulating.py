@@ -142,6 +142,10 @@ async def test_hits_that_a_mode_rules_out_become_requests(
         saved = sum(row.saved_nanousd for _, row in made if mode != "exact" or row.cache == "semantic")
         more = found.figures["cost"].new.value - found.figures["cost"].old.value
         assert more == pytest.approx(saved if lost else 0, rel=1e-6)
+    found = await compare(settings, database, old, folder(tmp_path, "new", RULES + "cache: {charge: 0.25}\n"))
+    assert (found.hits, found.hits_lost, found.changed) == (40, 0, 0)
+    more = found.figures["cost"].new.value - found.figures["cost"].old.value
+    assert more == pytest.approx(sum(row.saved_nanousd for _, row in made) / 4, abs=40)
 
 
 async def test_texts_are_told_where_the_record_tells(settings: Settings, database: Database, tmp_path: Path) -> None:
