@@ -91,12 +91,7 @@ INLINE f32v sum_rows(const f32v rows[LANES]) {
 
 /* exp(x) for x that is at most 0, or NaN, which stays one: as exp_lanes, but what is below -87 is taken as -87. */
 INLINE f32v exp_negative(f32v x) {
-    i32v low = x < -87.0f, bits, floor_bits;
-    f32v floor = splat(-87.0f);
-    memcpy(&bits, &x, sizeof bits);
-    memcpy(&floor_bits, &floor, sizeof floor_bits);
-    bits = (low & floor_bits) | (~low & bits);
-    memcpy(&x, &bits, sizeof x);
+    x = select_lanes(x < -87.0f, splat(-87.0f), x);
     f32v n = (x * 1.44269504088896f + ROUNDING) - ROUNDING;
     f32v r = x - n * 0.693359375f + n * 2.12194440e-4f;
     f32v p = r * (1.0f / 720) + (1.0f / 120);
@@ -329,6 +324,8 @@ INLINE void attend_items(const step_args *step, long first, long last, int type)
             attend_item(a, step->items[n], 64, 1, type);
         else if (a->head_dim == 128)
             attend_item(a, step->items[n], 128, 1, type);
+        else if (a->head_dim == 256)
+            attend_item(a, step->items[n], 256, 1, type);
         else
             attend_item(a, step->items[n], a->head_dim, 0, type);
     }

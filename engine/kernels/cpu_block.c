@@ -1,4 +1,4 @@
-/* The decoder block's small operations: RMS norm, rotary embedding, silu(gate) * up. Each is a loop over rows or pieces
+/* The decoder block's small operations: RMS norm, rotary embedding, activation(gate) * up. Each is a loop over rows or pieces
  * of rows, shared out by the pool, in one copy per element type. */
 #include "cpu_common.h"
 #include "cpu_kernels.h"
@@ -85,20 +85,45 @@ typedef struct {
     const void *gate_up;
     void *out;
     long n;
-} silu_args;
+    int activation;
+} gated_args;
 
-INLINE void silu_mul(const silu_args *a, long first, long last, int type) {
+/* `limit` where v is larger; a NaN stays. */
+INLINE f32v at_most(f32v v, float limit) { return select_lanes(v > limit, splat(limit), v); }
+
+/* silu, and the tanh form of gelu, which is x * sigmoid(2 z): tanh(z) = 2 sigmoid(2 z) - 1. */
+INLINE f32v activate(f32v gate, f32v up, int activation) {
+    if (activation == CLAMPED_SWIGLU) {
+        gate = at_most(gate, 7.0f);
+        up = -at_most(-at_most(up, 7.0f), 7.0f);
+        return gate / (1.0f + exp_lanes(gate * -1.702f)) * (up + 1.0f);
+    }
+    f32v z = gate;
+    if (activation == GELU_TANH) z = (gate + gate * gate * gate * 0.044715f) * 1.59576912160573f; /* sqrt(8 / pi) */
+    return gate / (1.0f + exp_lanes(-z)) * up;
+}
+
+INLINE void gated(const gated_args *a, long first, long last, int activation, int type) {
     for (long row = first; row < last; row++) {
         long gates = row * 2 * a->n, ups = gates + a->n, to = row * a->n;
         for (long i = 0; i < a->n; i += LANES) {
             f32v gate = load(a->gate_up, gates + i, type), up = load(a->gate_up, ups + i, type);
-            store(a->out, to + i, gate / (1.0f + exp_lanes(-gate)) * up, type);
+            store(a->out, to + i, activate(gate, up, activation), type);
         }
     }
 }
-BY_TYPE(silu_mul)
 
-void tl_silu_mul(const void *gate_up, void *out, long rows, long n, int type) {
-    silu_args a = {gate_up, out, n};
-    tl_parallel(rows, rows_per_piece(4 * n), type == BF16 ? silu_mul_bf16 : silu_mul_f32, &a);
+INLINE void gated_rows(const gated_args *a, long first, long last, int type) {
+    if (a->activation == SILU)
+        gated(a, first, last, SILU, type);
+    else if (a->activation == GELU_TANH)
+        gated(a, first, last, GELU_TANH, type);
+    else
+        gated(a, first, last, CLAMPED_SWIGLU, type);
+}
+BY_TYPE(gated_rows)
+
+void tl_gated(const void *gate_up, void *out, long rows, long n, int activation, int type) {
+    gated_args a = {gate_up, out, n, activation};
+    tl_parallel(rows, rows_per_piece(4 * n), type == BF16 ? gated_rows_bf16 : gated_rows_f32, &a);
 }

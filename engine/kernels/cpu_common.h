@@ -94,15 +94,18 @@ INLINE float sum_lanes(f32v v) {
     return lanes[0];
 }
 
-/* The larger of each pair of lanes; a NaN on either side wins, so that a row with one becomes NaN, as it must. */
-INLINE f32v max_lanes(f32v best, f32v v) {
-    i32v take = (v > best) | (v != v), bits, other;
-    memcpy(&bits, &v, sizeof bits);
-    memcpy(&other, &best, sizeof other);
+/* yes[i] in the lanes where take[i] is -1, no[i] where it is 0. */
+INLINE f32v select_lanes(i32v take, f32v yes, f32v no) {
+    i32v bits, other;
+    memcpy(&bits, &yes, sizeof bits);
+    memcpy(&other, &no, sizeof other);
     bits = (take & bits) | (~take & other);
-    memcpy(&v, &bits, sizeof v);
-    return v;
+    memcpy(&yes, &bits, sizeof yes);
+    return yes;
 }
+
+/* The larger of each pair of lanes; a NaN on either side wins, so that a row with one becomes NaN, as it must. */
+INLINE f32v max_lanes(f32v best, f32v v) { return select_lanes((v > best) | (v != v), v, best); }
 
 /* Adding 1.5 * 2^23 to a number below 2^22 in magnitude rounds it to an integer, to nearest even. */
 #define ROUNDING 12582912.0f
@@ -112,18 +115,9 @@ INLINE i32v to_nearest(f32v v) { return __builtin_convertvector((v + ROUNDING) -
 /* exp(x) = 2^n * e^r with n = round(x / ln 2), |r| <= ln(2) / 2 and a degree-6 Taylor polynomial (error < 2e-7).
  * x below -87 gives 0 or a subnormal, above 88 infinity; NaN stays NaN. */
 INLINE f32v exp_lanes(f32v x) {
-    i32v is_nan = x != x;
-    i32v low = x < -104.0f, high = x > 88.72f;
-    f32v clamped = x;
-    i32v bits, fixed;
-    memcpy(&bits, &clamped, sizeof bits);
-    f32v lo = splat(-104.0f), hi = splat(88.72f);
-    memcpy(&fixed, &lo, sizeof fixed);
-    bits = (low & fixed) | (~low & bits);
-    memcpy(&fixed, &hi, sizeof fixed);
-    bits = (high & fixed) | (~high & bits);
-    bits = ~is_nan & bits;
-    memcpy(&clamped, &bits, sizeof clamped);
+    f32v clamped = select_lanes(x < -104.0f, splat(-104.0f), x);
+    clamped = select_lanes(x > 88.72f, splat(88.72f), clamped);
+    clamped = select_lanes(x != x, splat(0), clamped);
     f32v n = (clamped * 1.44269504088896f + ROUNDING) - ROUNDING;
     f32v r = clamped - n * 0.693359375f + n * 2.12194440e-4f;
     f32v p = r * (1.0f / 720) + (1.0f / 120);
@@ -142,15 +136,8 @@ INLINE f32v exp_lanes(f32v x) {
     scale_bits = (second + 127) << 23;
     memcpy(&scale, &scale_bits, sizeof scale);
     p *= scale;
-    memcpy(&bits, &p, sizeof bits);
-    i32v nan_bits, inf_bits;
-    memcpy(&nan_bits, &x, sizeof nan_bits);
-    f32v infinity = splat(INFINITY);
-    memcpy(&inf_bits, &infinity, sizeof inf_bits);
-    bits = (high & inf_bits) | (~high & bits);
-    bits = (is_nan & nan_bits) | (~is_nan & bits);
-    memcpy(&p, &bits, sizeof p);
-    return p;
+    p = select_lanes(x > 88.72f, splat(INFINITY), p);
+    return select_lanes(x != x, x, p);
 }
 
 #endif

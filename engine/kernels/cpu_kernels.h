@@ -14,8 +14,11 @@ void tl_rms_norm(const void *x, float *residual, const float *weight, void *out,
 void tl_rotary(void *x, long token_stride, const float *cos_sin, const int64_t *positions, long tokens, long heads,
                long head_dim, long rotary_dim, int type);
 
+/* As the Python side numbers them; see `Activation` in engine/models/spec.py. */
+enum { SILU = 0, GELU_TANH = 1, CLAMPED_SWIGLU = 2 };
+
 /* gate_up: [rows, 2 n], gate first; out: [rows, n]. */
-void tl_silu_mul(const void *gate_up, void *out, long rows, long n, int type);
+void tl_gated(const void *gate_up, void *out, long rows, long n, int activation, int type);
 
 /* cpu_linear.c. x: [m, k]; y: [m, n]; bias: float [n] or null; scratch: m * k / 32 blocks of tl_x_block_bytes(). k is a
  * multiple of 32; a last tile of fewer than 16 rows of W is padded. */

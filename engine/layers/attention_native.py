@@ -91,30 +91,32 @@ class _Work:
 class NativeAttention:
     """Attends the tokens of a step and writes their K and V.
 
-    `blocks_native` makes the same calls: `arguments` and `slots_pointer` describe the step that `begin` has prepared,
-    for layers like the first; `layer_pointers` are K and V of every layer.
+    `blocks_native` makes the same calls: `slots_pointer` and, for each layer, `layer_arguments`, which layers with the
+    same window share, describe the step that `begin` has prepared; `layer_pointers` are the layer's K and V.
     """
 
     def __init__(self, library: ctypes.CDLL, config: AttentionConfig, kv_cache: torch.Tensor) -> None:
         self._attend, self._write = library.tl_paged_attention, library.tl_kv_write
         self._config = config
-        self._windows = [config.window(layer) for layer in range(config.num_layers)]
+        windows = [config.window(layer) for layer in range(config.num_layers)]
         self._type = native.ELEMENT_TYPES[config.dtype]
         self._element_bytes = config.dtype.itemsize
         self._kv_bytes = config.num_kv_heads * config.head_dim * self._element_bytes
         self._cache = kv_cache  # kept alive: the pointers below are into it
         self.layer_pointers = [(kv_cache[i, 0].data_ptr(), kv_cache[i, 1].data_ptr()) for i in range(config.num_layers)]
         self._states = torch.empty(0, dtype=torch.float32)
-        self.arguments = AttentionArguments(
-            block_size=config.block_size,
-            heads=config.num_heads,
-            kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            scale=config.scale,
-        )
-        self._arguments_pointer = ctypes.addressof(self.arguments)
-        self._work: dict[int, _Work] = {}
-        self._window = -1  # of the work that `arguments` describes
+        self._arguments = {
+            window: AttentionArguments(
+                block_size=config.block_size,
+                heads=config.num_heads,
+                kv_heads=config.num_kv_heads,
+                head_dim=config.head_dim,
+                scale=config.scale,
+            )
+            for window in dict.fromkeys(windows)
+        }
+        self.layer_arguments = [self._arguments[window] for window in windows]
+        self._work: list[_Work] = []  # what the arguments point to
 
     def begin(self, step: StepGeometry) -> None:
         """Prepare for a step."""
@@ -122,28 +124,22 @@ class NativeAttention:
         lengths = np.diff(step.query_starts)
         self._rows = np.repeat(np.arange(step.num_rows, dtype=np.int32), lengths)
         self._ends = (step.positions + 1).astype(np.int32)
-        self._work = {
-            window: _Work.under(window, step.query_starts, self._ends) for window in dict.fromkeys(self._windows)
-        }
-        arguments, config = self.arguments, self._config
-        needed = max(work.num_states for work in self._work.values()) * config.num_heads * (config.head_dim + 2)
+        self._work = [_Work.under(window, step.query_starts, self._ends) for window in self._arguments]
+        config = self._config
+        needed = max(work.num_states for work in self._work) * config.num_heads * (config.head_dim + 2)
         if self._states.numel() < needed:
             self._states = torch.empty(needed, dtype=torch.float32)
-        arguments.states = self._states.data_ptr()
-        arguments.block_tables = step.block_tables.ctypes.data
-        arguments.token_rows = self._rows.ctypes.data
-        arguments.token_end = self._ends.ctypes.data
-        arguments.table_width = step.block_tables.shape[1]
+        for arguments, work in zip(self._arguments.values(), self._work, strict=True):
+            arguments.states = self._states.data_ptr()
+            arguments.block_tables = step.block_tables.ctypes.data
+            arguments.table_width = step.block_tables.shape[1]
+            arguments.token_rows = self._rows.ctypes.data
+            arguments.token_end = self._ends.ctypes.data
+            arguments.token_first = work.first.ctypes.data
+            arguments.token_states = work.states.ctypes.data
+            arguments.items, arguments.num_items = work.items.ctypes.data, len(work.items)
+            arguments.joins, arguments.num_joins = work.joins.ctypes.data, len(work.joins)
         self.slots_pointer = step.slots.ctypes.data
-        self._take_window(self._windows[0])
-
-    def _take_window(self, window: int) -> None:
-        work, arguments = self._work[window], self.arguments
-        self._window = window
-        arguments.token_first = work.first.ctypes.data
-        arguments.token_states = work.states.ctypes.data
-        arguments.items, arguments.num_items = work.items.ctypes.data, len(work.items)
-        arguments.joins, arguments.num_joins = work.joins.ctypes.data, len(work.joins)
 
     def forward(
         self,
@@ -168,14 +164,12 @@ class NativeAttention:
             k.shape[0],
             self._kv_bytes,
         )
-        if self._windows[layer] != self._window:
-            self._take_window(self._windows[layer])
-        arguments = self.arguments
+        arguments = self.layer_arguments[layer]
         arguments.sinks = None if sinks is None else sinks.data_ptr()
         arguments.q, arguments.out = q.data_ptr(), out.data_ptr()
         arguments.k_cache, arguments.v_cache = k_cache, v_cache
         arguments.token_stride, arguments.out_stride = q.stride(0), out.stride(0)
-        self._attend(self._arguments_pointer, self._type)
+        self._attend(ctypes.addressof(arguments), self._type)
 
 
 def build_native(config: AttentionConfig, kv_cache: torch.Tensor) -> NativeAttention | None:

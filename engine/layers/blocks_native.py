@@ -19,13 +19,24 @@ from engine.layers.attention_native import AttentionArguments, NativeAttention
 from engine.layers.linear import Linear, SplitLinear
 from engine.layers.linear_native import NativePackedLinear
 from engine.layers.mlp import GatedMlp
-from engine.models.spec import Activation, ModelSpec
+from engine.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from engine.layers.attention import AttentionBackend
     from engine.models.decoder import Layer
 
 _LANES = 16
+# Of a `Layer`, under the same names here and in C. Any may be missing but the norms before attention and MLP.
+_VECTORS = (
+    "attention_norm",
+    "mlp_norm",
+    "post_attention_norm",
+    "post_mlp_norm",
+    "q_norm",
+    "k_norm",
+    "cos_sin",
+    "sinks",
+)
 
 
 class _Matrix(ctypes.Structure):
@@ -51,10 +62,16 @@ class _Layer(ctypes.Structure):
         ("down", _Matrix),
         ("attention_norm", ctypes.c_void_p),
         ("mlp_norm", ctypes.c_void_p),
+        ("post_attention_norm", ctypes.c_void_p),
+        ("post_mlp_norm", ctypes.c_void_p),
         ("q_norm", ctypes.c_void_p),
         ("k_norm", ctypes.c_void_p),
+        ("cos_sin", ctypes.c_void_p),
+        ("sinks", ctypes.c_void_p),
         ("k_cache", ctypes.c_void_p),
         ("v_cache", ctypes.c_void_p),
+        ("attention", ctypes.POINTER(AttentionArguments)),
+        ("rotary_dim", ctypes.c_long),
     )
 
 
@@ -71,14 +88,12 @@ class _Arguments(ctypes.Structure):
         ("gate_up", ctypes.c_void_p),
         ("activated", ctypes.c_void_p),
         ("blocks", ctypes.c_void_p),
-        ("cos_sin", ctypes.c_void_p),
         ("positions", ctypes.c_void_p),
         ("slots", ctypes.c_void_p),
-        ("attention", ctypes.POINTER(AttentionArguments)),
         ("num_layers", ctypes.c_long),
         ("hidden", ctypes.c_long),
         ("intermediate", ctypes.c_long),
-        ("rotary_dim", ctypes.c_long),
+        ("activation", ctypes.c_long),
         ("eps", ctypes.c_float),
     )
 
@@ -93,30 +108,29 @@ class NativeBlocks:
         layers: Sequence[Layer],
         packed: Sequence[Sequence[NativePackedLinear]],
         kernel: NativeAttention,
-        cos_sin: torch.Tensor,
         max_tokens: int,
     ) -> None:
         """`packed`: per layer the matrices qkv, attention_output, gate_up and down; they serve up to `max_tokens`."""
         self._call = library.tl_blocks
         self._kernel = kernel
         self._max_tokens = max_tokens
-        self._keep = (layers, packed, cos_sin)  # whose memory the pointers below point to
+        self._keep = (layers, packed)  # whose memory the pointers below point to
         self._layers = (_Layer * len(layers))()
-        for target, layer, matrices, pages in zip(self._layers, layers, packed, kernel.layer_pointers, strict=True):
+        for index, (target, layer, matrices) in enumerate(zip(self._layers, layers, packed, strict=True)):
             for name, matrix in zip(("qkv", "attention_output", "gate_up", "down"), matrices, strict=True):
                 setattr(target, name, _Matrix(*matrix.pointers, matrix.out_features, matrix.in_features, matrix.bits))
-            target.attention_norm, target.mlp_norm = layer.attention_norm.data_ptr(), layer.mlp_norm.data_ptr()
-            target.q_norm = None if layer.q_norm is None else layer.q_norm.data_ptr()
-            target.k_norm = None if layer.k_norm is None else layer.k_norm.data_ptr()
-            target.k_cache, target.v_cache = pages
+            for name in _VECTORS:
+                vector: torch.Tensor | None = getattr(layer, name)
+                setattr(target, name, None if vector is None else vector.data_ptr())
+            target.rotary_dim = 0 if layer.cos_sin is None else layer.cos_sin.shape[1]
+            target.k_cache, target.v_cache = kernel.layer_pointers[index]
+            target.attention = ctypes.pointer(kernel.layer_arguments[index])
         self._arguments = _Arguments(
             layers=self._layers,
-            cos_sin=cos_sin.data_ptr(),
-            attention=ctypes.pointer(kernel.arguments),
             num_layers=len(layers),
             hidden=spec.hidden_size,
             intermediate=spec.intermediate_size,
-            rotary_dim=cos_sin.shape[1],
+            activation=native.ACTIVATIONS[spec.activation],
             eps=spec.norm_eps,
         )
         widest = max(matrix.in_features for matrix in packed[0])
@@ -171,17 +185,12 @@ def build_blocks(
 ) -> NativeBlocks | None:
     """The one call for these blocks, or None where a part of them is not the compiled kernels'.
 
-    They know the plain block only: every layer with the same rotary embedding and without window, silu, no further
-    norms, sinks, capped scores or experts.
+    They know neither experts nor capped scores, and no rows that are not whole vectors.
     """
-    cos_sin = layers[0].cos_sin
-    if len(set(spec.layers)) > 1 or cos_sin is None or spec.layers[0].window or spec.layers[0].experts:
-        return None
-    if spec.activation is not Activation.SILU or spec.post_norms or spec.sinks or spec.attention_softcap:
-        return None
     if dtype != torch.float32 or not isinstance(attention, CpuAttention) or attention.kernel is None:
         return None
-    if spec.hidden_size % _LANES or spec.intermediate_size % _LANES or cos_sin.shape[1] % (2 * _LANES):
+    tables = [layer.cos_sin for layer in layers if layer.cos_sin is not None]
+    if spec.hidden_size % _LANES or spec.intermediate_size % _LANES or any(t.shape[1] % (2 * _LANES) for t in tables):
         return None
     library = native.library()
     if library is None:
@@ -197,7 +206,7 @@ def build_blocks(
         packed.append([matrix for matrix, _ in matrices if matrix is not None])
         if len(packed[-1]) < len(matrices):
             return None
-    return NativeBlocks(library, spec, layers, packed, attention.kernel, cos_sin, min(limits))
+    return NativeBlocks(library, spec, layers, packed, attention.kernel, min(limits))
 
 
 def _packed(linear: Linear) -> tuple[NativePackedLinear | None, int | None]:

@@ -21,6 +21,8 @@ from pathlib import Path
 
 import torch
 
+from engine.models.spec import Activation
+
 logger = logging.getLogger(__name__)
 
 _SOURCE_DIR = Path(__file__).parent.parent / "kernels"
@@ -41,14 +43,15 @@ _FLAGS = (
 )
 _COMPILE_TIMEOUT_S = 120
 
-# Element types as the C side numbers them.
+# Element types and activations as the C side numbers them.
 ELEMENT_TYPES = {torch.float32: 0, torch.bfloat16: 1}
+ACTIVATIONS = {Activation.SILU: 0, Activation.GELU_TANH: 1, Activation.CLAMPED_SWIGLU: 2}
 
 _LONG, _POINTER, _INT, _FLOAT = ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_float
 _SIGNATURES: dict[str, tuple[type[ctypes._SimpleCData[int]] | None, tuple[type, ...]]] = {
     "tl_rms_norm": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _FLOAT, _INT)),
     "tl_rotary": (None, (_POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG, _INT)),
-    "tl_silu_mul": (None, (_POINTER, _POINTER, _LONG, _LONG, _INT)),
+    "tl_gated": (None, (_POINTER, _POINTER, _LONG, _LONG, _INT, _INT)),
     "tl_paged_attention": (None, (_POINTER, _INT)),
     "tl_kv_write": (None, (_POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG)),
     "tl_packed_linear": (

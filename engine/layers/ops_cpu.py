@@ -16,12 +16,12 @@ _LANES = 16
 class NativeOps(TorchOps):
     """`BlockOps` on a CPU, for bfloat16 and float32. Norm weights are float32, as `Decoder` keeps them.
 
-    What the kernels do not serve takes torch's way: row lengths that are no multiple of 16, tensors to be changed in
-    place whose rows or heads do not lie side by side, and activations other than silu.
+    What the kernels do not serve takes torch's way: row lengths that are no multiple of 16, and tensors to be changed
+    in place whose rows or heads do not lie side by side.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._norm, self._rotate, self._silu_mul = library.tl_rms_norm, library.tl_rotary, library.tl_silu_mul
+        self._norm, self._rotate, self._gate = library.tl_rms_norm, library.tl_rotary, library.tl_gated
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         width = x.shape[-1]
@@ -67,9 +67,10 @@ class NativeOps(TorchOps):
 
     def gated(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        if activation is not Activation.SILU or width % _LANES:
+        if width % _LANES:
             return super().gated(gate_up, activation)
         gate_up = gate_up.contiguous()
         out = torch.empty((rows, width), dtype=gate_up.dtype)
-        self._silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, width, native.ELEMENT_TYPES[gate_up.dtype])
+        kind = native.ELEMENT_TYPES[gate_up.dtype]
+        self._gate(gate_up.data_ptr(), out.data_ptr(), rows, width, native.ACTIVATIONS[activation], kind)
         return out

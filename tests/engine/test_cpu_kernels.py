@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -71,7 +72,8 @@ def test_small_operations(library: ctypes.CDLL, dtype: torch.dtype, rows: int) -
         close(ours.add_rms_norm(x, residuals[0], w, 1e-5), plain.add_rms_norm(x, residuals[1], w, 1e-5))
         assert torch.equal(*residuals)
     gate_up = randn(rows, 2 * 160, dtype=dtype) * 8
-    close(ours.gated(gate_up, SILU), plain.gated(gate_up, SILU))
+    for activation in Activation:
+        close(ours.gated(gate_up, activation), plain.gated(gate_up, activation))
     heads = randn(rows, 5, 64, dtype=dtype)[:, 1:4]  # strided, as heads of a fused product
     close(ours.rms_norm(heads, w[:64], 1e-5), plain.rms_norm(heads, w[:64], 1e-5))
 
@@ -120,11 +122,17 @@ def test_extreme_numbers(library: ctypes.CDLL) -> None:
     )
     gate_up = torch.cat([gates, torch.full((16,), 0.5)]).unsqueeze(0)
     assert torch.allclose(ours.gated(gate_up, SILU), plain.gated(gate_up, SILU), rtol=1e-5, atol=1e-30)
+    swiglu = Activation.CLAMPED_SWIGLU
+    for both in (gate_up, gate_up.roll(16, dims=1)):  # up cut at both signs of its limit, too
+        assert torch.allclose(ours.gated(both, swiglu), plain.gated(both, swiglu), rtol=1e-5, atol=1e-30)
+        gelu = Activation.GELU_TANH  # torch's loses what is left of gates below -5 to cancellation
+        assert torch.allclose(ours.gated(both, gelu), plain.gated(both, gelu), rtol=1e-5, atol=1e-6)
     for poison in (math.nan, math.inf):
-        bad = gate_up.clone()
-        bad[0, 3] = poison
-        got, want = ours.gated(bad, SILU), plain.gated(bad, SILU)
-        assert torch.equal(got.isfinite(), want.isfinite())
+        for activation, at in itertools.product(Activation, (3, 19)):
+            bad = gate_up.clone()
+            bad[0, at] = poison
+            got, want = ours.gated(bad, activation), plain.gated(bad, activation)
+            assert torch.equal(got.isfinite(), want.isfinite())
         x = randn(2, 32)
         x[1, 5] = poison
         norm = ours.rms_norm(x, torch.ones(32), 1e-5)
@@ -197,7 +205,7 @@ def test_packed_linear_keeps_faults_in_their_row(library: ctypes.CDLL) -> None:
 
 @DTYPES
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("head_dim", [64, 128, 48])
+@pytest.mark.parametrize("head_dim", [64, 128, 256, 48])
 def test_paged_attention(
     library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, group: int, head_dim: int
 ) -> None:
