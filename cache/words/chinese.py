@@ -16,6 +16,8 @@ from itertools import combinations, pairwise
 
 import msgspec
 
+from cache.words.quantifiers import chinese_quantifiers, conflict
+
 
 def _list(listing: str) -> list[str]:
     return listing.split()
@@ -53,7 +55,8 @@ _OPPOSITE_WORDS = [
     添加/删除 添加/移除 增加/删除 显示/隐藏 成功/失败 通过/失败 安全/危险 增加/减少 提高/降低 上升/下跌
     便宜/昂贵 简单/困难 容易/困难 优点/缺点 优势/劣势 好处/坏处 利/弊 开始/结束 出发/到达 起飞/降落
     白天/晚上 今天/明天 今天/昨天 公开/私密 主要/次要 租客/房东 买家/卖家 合法/非法 包括/除外 手动/自动
-    主动/被动 赚钱/亏钱
+    主动/被动 赚钱/亏钱 便宜/贵 申请/取消 申请/撤销 预订/取消 预约/取消 打开/关闭 上午/下午 上午/晚上 早上/晚上
+    雇主/雇员 恢复/暂停 冻结/解冻 开通/注销
     """)
 ]
 _RELATIONS = {
@@ -82,6 +85,12 @@ _ASKED_FOR = [
     ("who", r"谁|什么人"),
     ("how", r"怎么|如何|怎样|怎么样"),
 ]
+_MUST, _MAY = re.compile(r"必须|一定要|非得|务必|需要|应该|应当"), re.compile(r"可以|可否|能否|能不能|允许|是否能")
+_UNITS = re.compile(
+    r"美元|欧元|日元|英镑|人民币|港[币元]|韩元|卢布|卢比|加元|澳元|公斤|斤|吨|公里|英里|厘米|毫米|英尺|英寸|公顷|亩|"
+    r"小时|分钟|华氏|摄氏|升|加仑"
+)
+_SAME_UNIT = {"港元": "港币"}
 _NOT_NEGATED = re.compile(
     r"(.)[不没]\1|是否|能否|可否|有否|不过|不同|不仅|不但|不管|不论|对不起|非常|除非|无论|未来|未婚夫|别人|特别|区别|级别|分别|类别|性别|"
     r"识别|否则|差不多|不得不|了不起|非洲|告别"
@@ -111,6 +120,10 @@ class _Features(msgspec.Struct, frozen=True):
     negations: int
     relations: Counter[str]
     asked_for: str | None
+    units: frozenset[str]
+    quantifiers: frozenset[str]
+    must: bool
+    may: bool
     order: str
     voice: str | None
 
@@ -130,6 +143,8 @@ def objection(a: str, b: str) -> str | None:
     first, second = _features(a), _features(b)
     if first.numbers != second.numbers:
         return "numbers"
+    if first.units and second.units and first.units != second.units:
+        return "units"
     if first.negations != second.negations:
         return "negation"
     if _opposites(first, second):
@@ -137,9 +152,15 @@ def objection(a: str, b: str) -> str | None:
     only_first, only_second = first.relations - second.relations, second.relations - first.relations
     if any({kind, other} in _EXCLUDE for kind in only_first for other in only_second):
         return "relation"
+    if conflict(first.quantifiers, second.quantifiers):
+        return "quantifier"
+    if (first.must, first.may, second.must, second.may) in ((True, False, False, True), (False, True, True, False)):
+        return "modality"
     if first.asked_for and second.asked_for and first.asked_for != second.asked_for:
         return "question"
     if _rearranged(first.text, second.text):
+        return "order"
+    if _who_turned(first.text, second.text) or _who_turned(second.text, first.text):
         return "order"
     if _turned(first.order, second.order) or _voice_turned(first, second) or _voice_turned(second, first):
         return "order"
@@ -158,8 +179,8 @@ def narrowed(a: str, b: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _features(text: str) -> _Features:
-    plain = unicodedata.normalize("NFKC", text).translate(_SIMPLIFIED).replace("将", "把")
-    plain = _FRAME.sub("", "".join(character for character in plain if character.isalnum()))
+    whole = unicodedata.normalize("NFKC", text).translate(_SIMPLIFIED).replace("将", "把")
+    plain = _FRAME.sub("", "".join(character for character in whole if character.isalnum()))
     asserted = _NOT_NEGATED.sub("", plain)
     return _Features(
         characters=Counter(_HAN.findall(plain)),
@@ -167,6 +188,10 @@ def _features(text: str) -> _Features:
         numbers=tuple(sorted(_DIGITS.get(found, found) for found in _NUMBER.findall(plain) if found != "一")),
         negations=len(_NEGATION.findall(asserted)),
         relations=Counter(kind for kind, pattern in _KINDS.items() for _ in pattern.findall(plain)),
+        units=frozenset(_SAME_UNIT.get(found, found) for found in _UNITS.findall(plain)),
+        quantifiers=chinese_quantifiers(plain),
+        must=bool(_MUST.search(whole)),
+        may=bool(_MAY.search(whole)),
         asked_for=next((kind for kind, pattern in _ASKED_FOR if re.search(pattern, plain)), None),
         order="".join(_HAN.findall(_LOOSE.sub("", plain))),
         voice="被" if "被" in plain else "把" if "把" in plain else None,
@@ -182,6 +207,14 @@ def _opposites(first: _Features, second: _Features) -> bool:
         for one, other in _OPPOSITE_WORDS
         for here, there in ((first, second), (second, first))
     )
+
+
+def _who_turned(asks_first: str, asks_last: str) -> bool:
+    """Whether one text asks who does it ("谁打败了他"), the other to whom it is done ("他打败了谁").
+
+    "谁是总统" and "总统是谁" ask the same.
+    """
+    return bool(re.match(r"谁(?!是)", asks_first) and re.search(r"(?<!是)谁[呢啊呀]?$", asks_last))
 
 
 def _turned(a: str, b: str) -> bool:

@@ -20,10 +20,11 @@ from typing import Literal
 
 import msgspec
 
-from cache.words import chinese, lexicon
+from cache.words import chinese, lexicon, quantifiers
 from cache.words.narrowing import narrowed
 from cache.words.order import Order, swapped
 from cache.words.relations import conflict, relations_of
+from cache.words.symbols import currencies, operators, spelled_out
 from cache.words.text import words
 from cache.words.writing import case_differs
 
@@ -46,6 +47,7 @@ class Features(msgspec.Struct, frozen=True):
     units: frozenset[str]
     asked_unit: str | None
     negations: int
+    quantifiers: frozenset[str]
     entities: tuple[str, ...]
     question: str | None
     form: str
@@ -140,6 +142,8 @@ def objection(a: str, b: str) -> str | None:
         return "antonym"
     if conflict(first.order.relations, second.order.relations):
         return "relation"
+    if quantifiers.conflict(first.quantifiers, second.quantifiers):
+        return "quantifier"
     if not (_mentions(first.entities, second) and _mentions(second.entities, first)):
         return "entity"
     if first.question and second.question and first.question != second.question:
@@ -165,7 +169,7 @@ def narrows(a: str, b: str) -> bool:
 @lru_cache(maxsize=16_384)
 def features(text: str) -> Features:
     """Read the features of a text. Pure; remembered, because a cached question is compared many times."""
-    text = lexicon.without_tag(chinese.without_chinese(text))
+    text = spelled_out(lexicon.without_tag(chinese.without_chinese(text)))
     spoken = lexicon.without_courtesy(words(text))
     tokens = frozenset(spoken)
     asked = lexicon.asked_unit(spoken)
@@ -174,10 +178,11 @@ def features(text: str) -> Features:
     return Features(
         words=tokens,
         content=content,
-        numbers=tuple(numbers),
-        units=frozenset(lexicon.UNITS[word] for word in tokens if word in lexicon.UNITS) - {asked},
+        numbers=(*numbers, *operators(text)),
+        units=(frozenset(lexicon.UNITS[word] for word in tokens if word in lexicon.UNITS) - {asked}) | currencies(text),
         asked_unit=asked,
         negations=sum(word in lexicon.NEGATIONS for word in spoken),
+        quantifiers=quantifiers.quantifiers(spoken),
         entities=tuple(sorted(_entities(text), key=lambda name: spoken.index(name) if name in tokens else 0)),
         question=lexicon.question_of(spoken),
         form=lexicon.form_of(spoken),

@@ -56,13 +56,24 @@ safe/dangerous safe/unsafe happy/sad hungry/full awake/asleep clean/dirty sweet/
 simple/complex ancient/modern include/exclude including/excluding with/without present/absent attack/defend
 attack/defense teach/learn ask/answer question/answer hire/fire fix/break build/destroy remember/forget save/spend
 save/delete show/hide visible/hidden sync/async synchronous/asynchronous static/dynamic manual/automatic
-primary/secondary major/minor
+primary/secondary major/minor cheapest/priciest morning/afternoon morning/night afternoon/evening afternoon/night
+pause/resume paused/resumed buyer/seller buyers/sellers landlord/tenant plaintiff/defendant customer/supplier
+lender/borrower host/guest winner/loser incoming/outgoing freeze/thaw bull/bear acid/base immigrate/emigrate
+immigration/emigration introvert/extrovert optimist/pessimist
 """)
 _OPPOSITES: dict[str, frozenset[str]] = {}
 for _pair in _OPPOSITE_PAIRS:
     _left, _right = _pair.split("/")
     _OPPOSITES[_left] = _OPPOSITES.get(_left, frozenset()) | {_right}
     _OPPOSITES[_right] = _OPPOSITES.get(_right, frozenset()) | {_left}
+# Where one word begins with the first and another, otherwise the same, with the second, they are opposites.
+_OPPOSITE_BEGINNINGS = (
+    ("hyper", "hypo"), ("over", "under"), ("pre", "post"), ("in", "out"), ("up", "down"), ("intro", "extro"),
+    ("intra", "inter"), ("macro", "micro"), ("im", "ex"), ("in", "ex"), ("in", "de"), ("pro", "de"),
+)  # fmt: skip
+# Likewise ends: who does it, and to whom it is done.
+_OPPOSITE_ENDS = (("er", "ee"), ("or", "ee"))
+_SHORTEST_STEM = 3
 _NEGATING_PREFIXES = ("un", "in", "im", "il", "ir", "non", "dis", "de", "mis", "anti", "non-", "anti-")
 
 _IRREGULAR_PLURALS = dict(
@@ -111,7 +122,8 @@ week weeks weekly|month months monthly|year years yearly annual annually|decade 
 kb kilobyte kilobytes|mb megabyte megabytes|gb gigabyte gigabytes|tb terabyte terabytes|byte bytes|
 dollar dollars usd|euro euros eur|gbp sterling|yen jpy|yuan rmb cny|rupee rupees inr|cent cents|
 percent percentage pct|watt watts|kwh|volt volts|amp amps ampere amperes|joule joules|calorie calories|hz hertz|
-mph|kmh|monday mondays|tuesday tuesdays|wednesday wednesdays|thursday thursdays|friday fridays|saturday saturdays|
+mph|kmh|knot knots|acre acres|hectare hectares ha|
+monday mondays|tuesday tuesdays|wednesday wednesdays|thursday thursdays|friday fridays|saturday saturdays|
 sunday sundays|january jan|february feb|march|april apr|june jun|july jul|august aug|september sep sept|october oct|
 november nov|december dec
 """
@@ -267,6 +279,21 @@ def speakers_of(spoken: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(PERSONS[word] for word in spoken if word in PERSONS))
 
 
+def _changed(word: str, other: str) -> bool:
+    """Whether the two are one stem with opposite beginnings or ends."""
+    stems = [
+        (word[len(one) :], other[len(two) :])
+        for one, two in _OPPOSITE_BEGINNINGS
+        if word.startswith(one) and other.startswith(two)
+    ]
+    stems += [
+        (word[: -len(one)], other[: -len(two)])
+        for one, two in _OPPOSITE_ENDS
+        if word.endswith(one) and other.endswith(two)
+    ]
+    return any(mine == its and len(mine) >= _SHORTEST_STEM for mine, its in stems)
+
+
 @lru_cache(maxsize=16_384)
 def stem(word: str) -> str:
     """A word without its commonest English endings. Rough on purpose: used to compare, never to show."""
@@ -298,7 +325,7 @@ def _without_e(word: str) -> str:
 
 def opposite(word: str, other: str) -> bool:
     """Whether two words are listed opposites or one is the other with a negating prefix or suffix."""
-    if other in _OPPOSITES.get(word, ()):
+    if other in _OPPOSITES.get(word, ()) or _changed(word, other) or _changed(other, word):
         return True
     short, long = sorted((word, other), key=len)
     if len(short) >= 3 and any(long == prefix + short for prefix in _NEGATING_PREFIXES):
