@@ -87,6 +87,7 @@ class Life(msgspec.Struct, eq=False):
     shadow: Policy | None = None  # that decides in silence as well, once the answer is given
     candidates: list[Candidate] = []
     fallback: str | None = None  # why another tier than the decided one serves
+    expected_ms: dict[str, int | None] = {}  # by model, what an answer was expected to take, if there is a deadline
     session: Turn | None = None  # of a conversation that the policy keeps where it is
     input_estimate: int = 0  # what is likely: for rules, and for the bill where no server says
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 from gateway.access.principal import Principal
 from gateway.dialects.errors import NotAllowed
 from gateway.settings import Settings
-from policies.load import Policy, Subject
 from tiers import TIERS
 
 if TYPE_CHECKING:
@@ -61,40 +60,14 @@ def nearest_tiers(principal: Principal, wanted: str) -> list[str]:
 
 def usable_models(services: Services, principal: Principal) -> list[str]:
     """What `GET /v1/models` lists for this key: models of the routes, models and tiers that it may use, and `auto`
-    first, if its policy can choose one of them, or if it stands for one that has no tier."""
+    first, if there is one that it can stand for."""
     settings, routes = services.settings, principal.allowed_routes
     kinds = {"chat", "embedding", "rerank"} if routes is None else {_KINDS.get(route, "chat") for route in routes}
-    there = {
-        name: model
-        for name, model in settings.models.items()
-        if model.kind in kinds and principal.may_use_tier(model.tier)
-    }
+    there = [
+        name for name, model in settings.models.items() if model.kind in kinds and principal.may_use_tier(model.tier)
+    ]
     named = [name for name in there if principal.may_use(name)]
-    subject = Subject(
-        organisation=principal.organisation_name,
-        team=principal.team_name,
-        project=principal.project_name,
-        key=principal.key_id,
-    )
-    tiers = _reachable_tiers(services.policies.current.resolve(subject), principal)
-    chosen = list(there) if principal.may_use("auto") else named
-    auto = any((tier := there[name].tier) is None or tier in tiers for name in chosen)
-    return ["auto", *named] if auto else named
-
-
-def _reachable_tiers(policy: Policy, principal: Principal) -> set[str]:
-    """The tiers that a policy can lead this key to, whatever it asks."""
-    always = next((rule.index for rule in policy.rules if rule.condition is None), None)  # no rule after it decides
-    routes = [rule.route for rule in policy.rules if always is None or rule.index <= always]
-    wanted: set[str] = {*policy.document.fallback, *(route.tier for route in routes if route.tier)}
-    wanted |= {tier for route in routes for tier in route.cascade or ()}
-    if always is None:
-        wanted.add(policy.document.default)
-    served = set(TIERS if policy.tiers_served is None else policy.tiers_served)
-    if "auto" in wanted or not wanted <= served or any(route.model for route in routes):
-        return served  # a tier without a model leads to the nearest that has one
-    allowed = {tier for tier in wanted if principal.may_use_tier(tier)}
-    return allowed or served  # as in `nearest_tiers`
+    return ["auto", *named] if (there if principal.may_use("auto") else named) else named
 
 
 def _tiers(principal: Principal) -> str:

@@ -54,6 +54,7 @@ from gateway.policy_record import PolicyRecord
 from gateway.responses.store import ResponseStore
 from gateway.rollouts.keeper import RolloutKeeper
 from gateway.routing.embedding import SharedEmbedding
+from gateway.routing.pace import Paces
 from gateway.routing.placing import Placing, cache_salt, salted
 from gateway.routing.precedence import precedence
 from gateway.routing.record import Descriptions
@@ -95,6 +96,7 @@ class Services:
     schemas: Schemas
     curves: Curves
     estimator: OutputEstimator
+    paces: Paces
     journal: Journal
     writer: LedgerWriter
     policies: PolicyStore
@@ -200,6 +202,7 @@ class Services:
         self.curves = Curves(data_dir)
         self.metrics.body_bytes.set_function(lambda: self.bodies.held_bytes)
         self.estimator = OutputEstimator()
+        self.paces = Paces()
         secret = await open_secret(self.database, data_dir / "secret")
         self.keys = KeyStore(self.database, secret, settings.default_limits)
         await self.keys.start()

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from tiers.features import estimate_tokens, estimate_turns, has_images, text_of, wants_json
+from tiers.language import LANGUAGES, language_of
 from tiers.task import TASKS, TaskProfile
 
 # Bounds of what a rule may have to look at: they bound what a condition can cost (`cost.py`).
@@ -45,6 +46,9 @@ VARIABLES: Final[dict[str, Variable]] = {
     "wants_json": Variable("bool", "Whether the answer is bound to JSON (response_format)."),
     "stream": Variable("bool", "Whether the client wants a stream."),
     "temperature": Variable("double", "Temperature of the request; 1.0 where it gave none."),
+    "language": Variable(
+        "string", "Language of the last user message, such as 'en'; '' where it cannot be told.", ("", *LANGUAGES)
+    ),
     "system_text": Variable("string", "Text of the system and developer messages; of a long one, start and end."),
     "user_text": Variable("string", "Text of the last user message; of a long one, start and end."),
     "model": Variable("string", "Model that the client asked for; 'auto' where the policy chooses."),
@@ -82,6 +86,7 @@ class Facts(msgspec.Struct, frozen=True):
     wants_json: bool = False
     stream: bool = False
     temperature: float = 1.0
+    language: str = ""
     system_text: str = ""
     user_text: str = ""
     model: str = "auto"
@@ -148,6 +153,7 @@ def from_chat(body: Mapping[str, Any], context: Context, profile: TaskProfile | 
         wants_json=wants_json(body.get("response_format")),
         stream=bool(body.get("stream")),
         temperature=1.0 if temperature is None else float(temperature),
+        language=_language(users),
         system_text=shortened(system[0] if len(system) == 1 else "\n".join(system)),
         user_text=shortened(users[-1]) if users else "",
         model=body.get("model", "auto"),
@@ -162,6 +168,13 @@ def from_chat(body: Mapping[str, Any], context: Context, profile: TaskProfile | 
         profile=profile,
         pinned_tier=context.pinned_tier,
     )
+
+
+def _language(users: Sequence[str]) -> str:
+    """Of the last turn, or where that is too short to tell, of all of them."""
+    if not users:
+        return ""
+    return language_of(users[-1]) or (language_of("\n".join(users)) if len(users) > 1 else "")
 
 
 def shortened(text: str) -> str:

@@ -48,7 +48,7 @@ def facts_of(record: Mapping[str, Any]) -> Facts:
     Raises:
         KeyError, TypeError: this is no such record, or one of an earlier version that lacks something.
     """
-    values = {name: record[name] for name in _PLAIN}
+    values = {name: record[name] for name in _PLAIN if name != "language"}
     profile = None
     if "kinds" in record:
         seen = record["seen"]
@@ -63,6 +63,7 @@ def facts_of(record: Mapping[str, Any]) -> Facts:
         )
     return Facts(
         **values,
+        language=record.get("language", ""),  # which records of earlier versions do not have
         tags=tuple(record["tags"]),
         budget_used=record["budget"]["used"],
         profile=profile,

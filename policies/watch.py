@@ -81,6 +81,7 @@ class PolicyStore:
         self._last_good = last_good
         self._standings: Standings | None = None
         self._turning = threading.Lock()
+        self._reloading = threading.Lock()
         self._signature = _signature(directory)
         self._problems: tuple[Problem, ...]
         found, self._problems = self._first()
@@ -176,8 +177,12 @@ class PolicyStore:
         """Look at the folder now; None where its content is what was looked at last.
 
         A change counts once the folder has been still for a moment: a file that is being written is often empty or
-        half there, and half a policy may well be a valid one.
+        half there, and half a policy may well be a valid one. Whoever asks while another look goes on waits for it.
         """
+        with self._reloading:
+            return self._look()
+
+    def _look(self) -> Reload | None:
         signature = _signature(self._directory)
         if signature == self._signature:
             return None

@@ -28,8 +28,12 @@ def check(
     config: ConfigOption = None,
     as_json: JsonOption = False,
     with_traffic: Annotated[
-        bool, typer.Option("--with-traffic", help="Compare budgets with what the ledger says of the last four weeks.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--with-traffic/--without-traffic",
+            help="Compare budgets with the ledger's last four weeks. Default: where the ledger is a file here.",
+        ),
+    ] = None,
 ) -> None:
     """Every problem with file, line and column. A folder also for conflicts between its policies.
 

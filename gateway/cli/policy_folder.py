@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import typer
 
 from gateway.cli.common import config_path, settings_or_exit, short, with_database
 
@@ -21,11 +24,23 @@ def environment(path: Path | None, config: Path | None) -> tuple[Path, list[str]
     return path or Path(short(settings.policies_dir)), settings.tiers_served(), list(settings.models)
 
 
-def advised(report: Report, settings: Settings, *, with_traffic: bool) -> Report:
-    """The report with warnings that need the platform file, and the ledger where that is wanted."""
+def advised(report: Report, settings: Settings, *, with_traffic: bool | None) -> Report:
+    """The report with warnings that need the platform file, and the ledger.
+
+    The ledger is asked where that is wanted, and unless it is not wanted also where it is a file of this machine and a
+    policy has a budget; then a ledger that cannot be read is no reason to stop.
+    """
     from gateway.policy_advice import read_traffic, settings_advice, traffic_advice
 
     found = settings_advice(report.checked, settings)
     if with_traffic:
         found += traffic_advice(report.checked, with_database(settings, read_traffic))
+    elif with_traffic is None and _at_hand(settings) and any(policy.budget for policy in report.checked):
+        with suppress(typer.Exit):
+            found += traffic_advice(report.checked, with_database(settings, read_traffic))
     return replace(report, warnings=(*report.warnings, *found))
+
+
+def _at_hand(settings: Settings) -> bool:
+    """Whether the ledger is the file in the data folder, and there."""
+    return settings.storage.database_url is None and (settings.storage.data_dir / "tierline.db").exists()

@@ -48,6 +48,7 @@ async def candidates_after(services: Services, life: Life, last: Candidate, reas
     assert asked is not None
     settings = services.settings
     tokens = life.input_estimate if asked.longest is None else await services.measuring.run(life, asked.longest)
+    language = "" if life.facts is None else life.facts.language
     for tier in tiers_after(decision.escalate, last.tier, settings):
         if not principal.may_use_tier(tier):
             continue
@@ -59,6 +60,8 @@ async def candidates_after(services: Services, life: Life, last: Candidate, reas
         able = [candidate for candidate in found.candidates if candidate.tier == tier]
         if reason == "truncated":  # it was cut where its model had no more room
             able = [candidate for candidate in able if _room(settings, candidate) > _room(settings, last)]
+        if language and settings.models[last.model].knows(language):
+            able = [one for one in able if settings.models[one.model].knows(language)]
         if able:
             return able
     return []

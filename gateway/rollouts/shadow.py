@@ -15,7 +15,7 @@ from gateway.accounting import Accounting
 from gateway.dialects.errors import GatewayError
 from gateway.ledger.prices import cost
 from gateway.life import Life
-from gateway.routing.candidates import select
+from gateway.routing.hard_rules import able
 from policies.evaluate import Decision, decide
 from policies.facts import Facts
 from policies.load import Policy
@@ -96,15 +96,7 @@ def _model(services: Services, life: Life, decision: Decision) -> tuple[str, int
     assert life.asked is not None
     assert life.principal is not None
     try:
-        first = select(
-            services.settings,
-            decision,
-            life.asked.needs,
-            life.input_estimate,
-            life.asked.output_limit,
-            life.principal,
-            life.asked.input_field,
-        ).candidates[0]
+        first = able(services.settings, life, decision, life.input_estimate).candidates[0]
     except GatewayError as refused:
         return refused.code or "refused", 0
     if life.served is None:

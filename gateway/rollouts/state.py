@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import ColumnElement, delete, select, update
+from sqlalchemy import ColumnElement, delete, or_, select, update
 
 from gateway.access import audit
 from gateway.access.audit import Actor
@@ -23,6 +23,7 @@ from gateway.rollouts.tallies import Tally, merged
 Key = tuple[str, str]  # name and version of the policy that is tried
 
 GATEWAY: Final = Actor("gateway")
+_MOST_AHEAD_MS: Final = 5000  # that the clock of another host may be
 _verdicts = msgspec.json.Decoder(list[Verdict])
 _tally = msgspec.json.Decoder(Tally)
 
@@ -70,7 +71,9 @@ async def claim(database: Database, key: Key, interval_ms: int) -> bool:
     """Whether it falls to this process to compare now; none other will within the interval."""
     now = now_ms()
     async with database.write() as connection:
-        statement = update(rollouts).where(*_is(key), rollouts.c.checked_ms <= now - interval_ms)
+        # One that is later than now was noted by a clock that has been set back since, or goes ahead of this one.
+        due = or_(rollouts.c.checked_ms <= now - interval_ms, rollouts.c.checked_ms > now + _MOST_AHEAD_MS)
+        statement = update(rollouts).where(*_is(key), due)
         return (await connection.execute(statement.values(checked_ms=now))).rowcount == 1
 
 

@@ -113,6 +113,9 @@ def record_of(services: Services, life: Life) -> Decision | None:
         features["rule_errors"] = list(decision.rule_errors)
     if life.policy.raised:
         features["raised"] = life.policy.raised
+    if life.deadline is not None:
+        features["deadline_ms"] = round((life.deadline - life.started) * 1000)
+        features["expected_ms"] = life.expected_ms
     if life.fallback:
         features["fallback"] = life.fallback
     if life.session is not None:

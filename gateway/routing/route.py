@@ -6,6 +6,8 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from backends.attempt import Operation
 from gateway.access.policy_scopes import terms_of
 from gateway.access.principal import Principal
@@ -14,8 +16,8 @@ from gateway.life import Life
 from gateway.logs import log
 from gateway.measuring import check_length, is_large
 from gateway.permissions import check_model, check_pin, check_route
-from gateway.routing.candidates import select
 from gateway.routing.cheapest import cheapest_first
+from gateway.routing.hard_rules import able, suited
 from gateway.sessions.holding import hold, prefer
 from gateway.settings import Settings
 from policies.evaluate import decide
@@ -119,23 +121,17 @@ async def route(services: Services, life: Life) -> None:
     if policy.document.session is not None and kind == "chat":
         await hold(services, life, policy, policy.document.session)
     longest = None if asked.longest is None else await services.measuring.run(life, asked.longest)
-    selection = select(
-        settings,
-        life.decision,
-        asked.needs,
-        life.input_estimate if longest is None else longest,
-        asked.output_limit,
-        principal,
-        asked.input_field,
-    )
-    life.candidates = selection.candidates
+    tokens = life.input_estimate if longest is None else longest
+    selection = able(settings, life, life.decision, tokens)
+    candidates = selection.candidates
     if life.patient and life.decision.model is None:
-        life.candidates = cheapest_first(
-            services.prices, life.candidates, life.input_estimate, asked.max_tokens, batch=life.line is not None
+        candidates = cheapest_first(
+            services.prices, candidates, life.input_estimate, asked.max_tokens, batch=life.line is not None
         )
     if life.session is not None:
-        life.candidates = prefer(life, life.candidates)
-    life.fallback = selection.fallback
+        candidates = prefer(life, candidates)
+    selection = replace(selection, candidates=candidates)
+    life.candidates, life.fallback = suited(services, life, life.decision, selection, tokens)
     if life.fallback:
         log(
             logging.INFO,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import os
 from pathlib import Path
@@ -56,6 +57,11 @@ class Settings(Strict):
     def tier_models(self, tier: str) -> list[str]:
         """Names of the models of a tier, in the order of the file."""
         return [name for name, model in self.models.items() if model.tier == tier]
+
+    @functools.cached_property
+    def tells_languages(self) -> bool:
+        """Whether any model says which languages it knows."""
+        return any(model.languages for model in self.models.values())
 
     def abilities(self, name: str) -> frozenset[str]:
         """What model `name` can do: its capabilities, and what its backend brings along."""

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from backends.protocol import OutputLimitField
 from gateway.settings.placing import PlacementSettings, ReplicaSettings, Role, check_placement
 from gateway.settings.strict import BackendName, BaseUrl, HeaderName, HeaderValue, ModelName, PriceVersion, Strict
+from tiers.language import Language
 
 TierName = Literal["small", "medium", "large", "xlarge"]
 Capability = Literal["tools", "vision", "json_schema", "logprobs", "reasoning", "prefill", "audio"]
@@ -38,6 +39,9 @@ class ModelSettings(Strict):
     context_length: int = Field(8192, ge=128)
     max_output_tokens: int | None = Field(None, ge=1)
     capabilities: frozenset[Capability] = frozenset()
+    languages: frozenset[Language] = Field(
+        frozenset(), description="Those that it knows, such as en and zh; default: all, as far as anybody can tell."
+    )
     price: Price | None = None
     price_as: str | None = Field(None, description="PROVIDER:MODEL in the bundled price list, such as openai:gpt-4o.")
 
@@ -46,6 +50,10 @@ class ModelSettings(Strict):
         if (self.kind == "chat") != (self.tier is not None):
             raise ValueError("a chat model needs a 'tier'" if self.kind == "chat" else "only a chat model has a 'tier'")
         return self
+
+    def knows(self, language: str) -> bool:
+        """Whether it can be asked in a language."""
+        return not self.languages or language in self.languages
 
     @property
     def shown_tier(self) -> str:

@@ -8,6 +8,7 @@ from gateway.ledger.prices import ModelPrice, PriceBook, cost
 from gateway.ledger.usage import Usage
 from gateway.outcomes.service import learned
 from gateway.outcomes.weighing import Counted
+from gateway.routing.hard_rules import elsewhere
 from gateway.settings import Settings
 from policies.evaluate import Decision
 from policies.facts import Facts
@@ -37,16 +38,22 @@ class Installation:
         names = [decision.model] if decision.model is not None else []
         tiers = [tier for tier in (decision.tier, *decision.fallback_tiers) if tier]
         names += [name for tier in tiers for name in settings.tier_models(tier)]
+        if (wider := elsewhere(settings, decision)) is not None:
+            names += [name for tier in wider.fallback_tiers for name in settings.tier_models(tier)]
         if known in settings.tier_models(decision.tier or ""):
             names.insert(0, known)
-        needs = {
-            capability for capability, needed in (("tools", facts.has_tools), ("vision", facts.has_images)) if needed
-        }
-        for name in names:
-            model = settings.models.get(name)
-            if model is not None and needs <= settings.abilities(name) and facts.prompt_tokens < model.context_length:
-                return Served(name, model.shown_tier)
-        return None
+        asked = (("tools", facts.has_tools), ("vision", facts.has_images), ("json_schema", facts.wants_json))
+        needs = {capability for capability, needed in asked if needed}
+        able = [
+            (name, model)
+            for name in names
+            if (model := settings.models.get(name)) is not None
+            and needs <= settings.abilities(name)
+            and facts.prompt_tokens < model.context_length
+        ]
+        if facts.language:
+            able.sort(key=lambda one: not one[1].knows(facts.language))
+        return Served(able[0][0], able[0][1].shown_tier) if able else None
 
     def cost(self, model: str, tokens: Tokens) -> tuple[int, int]:
         price = self._prices.get(model)

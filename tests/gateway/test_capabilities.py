@@ -40,7 +40,6 @@ def turns(*parts: Any) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("model", ["plain", "auto"])
 @pytest.mark.parametrize(
     ("body", "param", "capability"),
     [
@@ -57,14 +56,20 @@ def turns(*parts: Any) -> list[dict[str, Any]]:
     ],
 )
 async def test_the_field_the_capability_and_who_has_it(
-    door: FrontDoor, model: str, body: dict[str, Any], param: str, capability: str
+    door: FrontDoor, body: dict[str, Any], param: str, capability: str
 ) -> None:
-    response = await door.chat(model, **body)
+    response = await door.chat("plain", **body)
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", param)
     assert f"'{param}' needs the capability '{capability}', which 'plain' does not have." in error["message"]
     able = CAPABLE.get(capability)
     assert (f"Models that can: {able}." if able else "leave it out") in error["message"]
+
+    by_itself = await door.chat("auto", **body)
+    if able:
+        assert by_itself.headers["x-tierline-model"] == able
+    else:
+        assert by_itself.json()["error"]["message"] == error["message"]
 
 
 async def test_a_model_that_the_key_may_not_use_is_not_recommended(door: FrontDoor) -> None:
@@ -96,10 +101,12 @@ async def test_what_is_too_large(door: FrontDoor, body: dict[str, Any], code: st
 
 async def test_a_key_that_may_use_none_of_the_tier_is_not_allowed(door: FrontDoor) -> None:
     token = await door.key(allowed_models=["eyes", "json"])
-    for model in ("plain", "auto"):
-        response = await door.chat(model, token=token)
-        error = response.json()["error"]
-        assert (response.status_code, error["code"], error["param"]) == (403, "model_not_allowed", "model")
+    response = await door.chat("plain", token=token)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (403, "model_not_allowed", "model")
+    assert (await door.chat("auto", token=token)).headers["x-tierline-model"] == "eyes"
+    pinned = await door.chat("auto", token=token, headers={"x-tierline-tier": "small"})
+    assert (pinned.status_code, pinned.json()["error"]["code"]) == (403, "model_not_allowed")
 
 
 async def test_a_gateway_without_models_says_so(tmp_path: Path) -> None:

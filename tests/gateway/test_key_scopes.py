@@ -59,7 +59,7 @@ async def listed(door: FrontDoor, token: str) -> list[str]:
         ({"allowed_routes": ["embeddings"]}, ["auto", "vectors"]),
         ({"allowed_routes": ["chat"]}, ["auto", "big", "middle", "tiny"]),
         ({"allowed_routes": ["rerank"]}, []),
-        ({"allowed_models": ["middle"]}, ["middle"]),  # no rule of the policy leads to its tier
+        ({"allowed_models": ["middle"]}, ["auto", "middle"]),  # whatever tier the policy's rules lead to
         ({"allowed_models": ["big"]}, ["auto", "big"]),
         ({"allowed_models": ["big"], "allowed_tiers": ["small"]}, []),
         ({"allowed_models": ["auto"], "allowed_tiers": ["small"]}, ["auto"]),

@@ -29,7 +29,8 @@ def options(name: str) -> Iterator[tuple[str, set[str]]]:
             for word, child in command.commands.items():
                 yield from walk(child, f"{words} {word}".strip())
         else:
-            names = {option for parameter in command.params for option in getattr(parameter, "opts", [])}
+            said = [getattr(one, kind, []) for one in command.params for kind in ("opts", "secondary_opts")]
+            names = {option for options in said for option in options}
             yield words, {option for option in names if option.startswith("--")}
 
     group: Any = typer.main.get_command(build(name))

@@ -148,6 +148,14 @@ async def test_what_costs_more_than_allowed_is_taken_back(tried: FrontDoor) -> N
     assert "cost_per_request" in tried.services.rollouts.rolled_back()[0].reason
 
 
+async def test_a_clock_that_was_set_back_does_not_let_a_bad_policy_live(tried: FrontDoor) -> None:
+    await edit(tried, NEW + CANARY)
+    await ask(tried, 40)
+    async with tried.services.database.write() as connection:
+        await connection.execute(rollouts.update().values(checked_ms=rollouts.c.checked_ms + 4 * 3_600_000))
+    assert await rolled_back(tried)
+
+
 async def test_ratings_take_back_what_people_like_less(tried: FrontDoor) -> None:
     guard = "guard: {quality: -5%, min_requests: 10}"
     text = NEW.replace("default: large", "default: xlarge")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -55,12 +56,25 @@ async def test_the_one_longest_without_a_turn_goes_first() -> None:
     assert [await pins.find(id) is not None for id in "abc"] == [True, False, True]
 
 
+async def test_a_clock_that_is_set_back_takes_no_conversation_back() -> None:
+    clock = Clock()
+    pins = Pins(clock=clock)
+    pins.keep("x", HERE, 60)
+    clock.now -= 3600
+    pins.keep("x", THERE, 60)
+    assert await pins.find("x") == THERE
+    clock.now += 61
+    assert await pins.find("x") is None, "its end goes by the clock of its last turn"
+
+
 @asynccontextmanager
-async def process(url: str, prefix: str, *, most: int = 1000, timeout_s: float = 30.0) -> AsyncIterator[Pins]:
+async def process(
+    url: str, prefix: str, *, most: int = 1000, timeout_s: float = 30.0, clock: Callable[[], float] = time.time
+) -> AsyncIterator[Pins]:
     """What one gateway process has of it."""
     shared = SharedPins(Channel(url, SCRIPT, prefix, timeout_s), most=most)
     await shared.start()
-    pins = Pins(shared)
+    pins = Pins(shared, clock=clock)
     yield pins
     await pins.close()
 
@@ -86,6 +100,20 @@ async def test_processes_share_them(redis_server: RedisServer, prefix: str) -> N
         assert await two.find("x") == HERE
         assert await one.find("x") == HERE, "the newer one counts"
         assert await two.find("nobody") is None
+
+
+async def test_the_latest_turn_counts_on_hosts_whose_clocks_differ(redis_server: RedisServer, prefix: str) -> None:
+    url = redis_server.url
+    async with process(url, prefix, clock=lambda: time.time() + 30) as ahead, process(url, prefix) as behind:
+        ahead.keep("x", HERE, 60)
+        await ahead.find("x")  # behind what it has told
+        assert await behind.find("x") == HERE
+        behind.keep("x", THERE, 60)
+        await behind.find("x")
+        assert await ahead.find("x") == THERE
+        ahead.keep("x", HERE, 60)
+        await ahead.find("x")
+        assert await behind.find("x") == HERE
 
 
 async def test_redis_forgets_what_is_over_and_what_is_too_much(redis_server: RedisServer, prefix: str) -> None:
