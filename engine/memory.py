@@ -14,6 +14,7 @@ import psutil
 
 from engine.limits import DRAWN_AT_ONCE
 from engine.models.spec import ModelSpec
+from engine.quant.grouped import grouped_bytes
 from engine.quant.matrix import PIECE_VALUES
 
 # Share of the memory free after loading that the KV cache may take when no budget is given.
@@ -21,6 +22,9 @@ _CPU_SHARE = 0.25
 GPU_SHARE = 0.90
 # While a piece of a matrix is decoded: its values, their integers and the scales, spread out.
 _DECODING_COPIES = 4
+
+# On a GPU, of packed weights that many rows are multiplied by: a larger matrix is decoded in slices of so many bytes.
+DECODED_BYTES = 64 << 20
 
 # The bytes that packed weights take, from the stacked matrices' encodings, rows and columns; None: no packed form.
 PackedBytes = Callable[[Sequence[str], int, int], int | None]
@@ -122,6 +126,18 @@ class Storage:
     packing_copies: int = 0
     decoded_bytes: int = 0
     on_gpu: bool = False
+
+
+def gpu_storage(element_bytes: int, *, packed: bool) -> Storage:
+    """How a GPU stores a model: all weights decoded, or `packed` wherever they can be."""
+    return Storage(
+        element_bytes=element_bytes,
+        dense_element_bytes=element_bytes,
+        keep_dense=not packed,
+        packed_bytes=grouped_bytes if packed else None,
+        decoded_bytes=DECODED_BYTES if packed else 0,
+        on_gpu=True,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ import torch
 from engine.kernels import product_table
 from engine.layers import linear_native, probe
 from engine.layers.linear import LinearPolicy, packed_bytes, packing_copies
-from engine.memory import Demand, EngineMemoryError, MemoryPlan, Storage, available_bytes
-from engine.quant.grouped import grouped_bytes
+from engine.memory import Demand, EngineMemoryError, MemoryPlan, Storage, available_bytes, gpu_storage
 
 logger = logging.getLogger(__name__)
 
@@ -63,9 +62,9 @@ def _candidates(precision: str, device: torch.device) -> list[LinearPolicy]:
     on_cpu = device.type == "cpu"
     dtype = torch.float32 if precision == "float32" or (precision == "auto" and on_cpu) else torch.bfloat16
     if precision != "auto":
-        return [LinearPolicy(device, dtype, packed_rows=0)]
+        return [LinearPolicy(device, dtype, packed_rows=0, triton=not on_cpu)]
     if not on_cpu:
-        return [LinearPolicy(device, dtype, packed_rows=product_table.CUBLAS_ABOVE_ROWS, dense=False)]
+        return [LinearPolicy(device, dtype, packed_rows=product_table.CUBLAS_ABOVE_ROWS, dense=False, triton=True)]
     dense_dtype, dense_gain = dtype, 1.0
     if probe.bfloat16_gain() >= _WORTHWHILE_GAIN:
         dense_dtype, dense_gain = torch.bfloat16, probe.bfloat16_gain()
@@ -76,16 +75,15 @@ def _candidates(precision: str, device: torch.device) -> list[LinearPolicy]:
 
 
 def _storage(policy: LinearPolicy) -> Storage:
-    on_gpu = policy.device.type == "cuda"
     packed = bool(policy.packed_rows)
+    if policy.device.type == "cuda":
+        return gpu_storage(policy.dtype.itemsize, packed=packed)
     return Storage(
         element_bytes=policy.dtype.itemsize,
         dense_element_bytes=(policy.dense_dtype or policy.dtype).itemsize,
         keep_dense=policy.dense,
-        packed_bytes=(grouped_bytes if on_gpu else packed_bytes) if packed else None,
-        packing_copies=packing_copies() if packed and not on_gpu else 0,
-        decoded_bytes=product_table.DECODED_BYTES if packed and on_gpu else 0,
-        on_gpu=on_gpu,
+        packed_bytes=packed_bytes if packed else None,
+        packing_copies=packing_copies() if packed else 0,
     )
 
 

@@ -41,8 +41,6 @@ _INTERPRETED = (ProductTile(16, 128, 4, 3), ProductTile(64, 128, 4, 3))
 # More rows than this: the matrix cores have more to do than the memory, and weights are decoded for cuBLAS, which does
 # it better. The product above is at its best while reading weights takes longer than multiplying.
 CUBLAS_ABOVE_ROWS = 64
-# What decoded weights may take at a time; a larger matrix goes through in slices.
-DECODED_BYTES = 64 << 20
 
 _PROGRAMS_PER_SM = 2
 _MAX_SPLITS = 16

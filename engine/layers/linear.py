@@ -41,8 +41,8 @@ class LinearPolicy:
 
     `dtype`: of the activations. `packed_rows`: at most this many rows go through four- or eight-bit weights, where the
     file has them (0: never). `dense`: keep a copy for more rows, in `dense_dtype` (None: `dtype`); without it the
-    packed weights serve every row count. `deterministic`: on a GPU, a row's packed product does not depend on the rows
-    beside it.
+    packed weights serve every row count. `triton`: by the kernels for GPUs; on a CPU they are interpreted, in tests.
+    `deterministic`: then a row's packed product does not depend on the rows beside it.
     """
 
     device: torch.device
@@ -50,6 +50,7 @@ class LinearPolicy:
     packed_rows: int
     dense: bool = True
     dense_dtype: torch.dtype | None = None
+    triton: bool = False
     deterministic: bool = False
 
 
@@ -204,7 +205,7 @@ def _packed_linear(
     if not same_order(parts):
         return None
     packed: Linear | None
-    if policy.device.type == "cuda":
+    if policy.triton:
         packed = _packed_on_gpu(parts, policy, bias, out_dtype)
     else:
         packed = linear_native.build_packed(parts, bias, out_dtype) or _int4pack(parts, policy, bias)

@@ -17,6 +17,7 @@ from engine.kernels import product_table
 from engine.kernels.heuristics import INTERPRETER
 from engine.kernels.packed_decode import decode_weight_launch
 from engine.kernels.packed_gemm import PackedWeight, packed_gemm_launches
+from engine.memory import DECODED_BYTES
 from engine.quant.grouped import GroupedWeight, to_groups
 from engine.quant.matrix import WeightMatrix
 
@@ -127,7 +128,7 @@ class TritonPackedLinear:
     def decoded(self, x: torch.Tensor) -> torch.Tensor:
         """The product by decoding, whatever the number of rows."""
         out = torch.empty((x.shape[0], self.out_features), dtype=self._out_dtype or x.dtype, device=x.device)
-        slice_rows = max(1, product_table.DECODED_BYTES // (self.in_features * x.element_size()))
+        slice_rows = max(1, DECODED_BYTES // (self.in_features * x.element_size()))
         for start in range(0, self.out_features, slice_rows):
             stop = min(start + slice_rows, self.out_features)
             decoded = torch.empty((stop - start, self.in_features), dtype=x.dtype, device=x.device)

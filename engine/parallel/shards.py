@@ -93,22 +93,26 @@ class PartTensors:
 
     def matrices(self, *, output: bool = True) -> Iterator[Sequence[MatrixHeader]]:
         """See `ModelTensors.matrices`: the shapes are those that this part will have."""
-        part, spec = self._part, self._part.spec
-        groups = iter(self._source.matrices(output=output))
-        for index, layer in enumerate(part.whole.layers):
-            if layer.experts and part.whole.moe is not None:
-                count = part.whole.moe.num_experts
-                qkv, attended, *experts = (next(groups) for _ in range(2 + 2 * count))
-                networks = experts[2 * part.experts.start : 2 * part.experts.stop]
-            else:
-                qkv, attended, gate_up, down = (next(groups) for _ in range(4))
-                networks = [_with_rows(gate_up, 2 * spec.intermediate_size), _with_columns(down, len(part.inner))]
-            if index in part.layers:
-                yield _with_rows(qkv, spec.q_size + 2 * spec.kv_size)
-                yield _with_columns(attended, spec.q_size)
-                yield from networks
-        if output:
-            yield _with_rows(next(groups), len(part.vocabulary))
+        return part_matrices(self._source.matrices(output=output), self._part)
+
+
+def part_matrices(groups: Iterator[Sequence[MatrixHeader]], part: Part) -> Iterator[Sequence[MatrixHeader]]:
+    """Of the whole model's matrices, see `ModelTensors.matrices`, what `part` will hold; no tensor is looked at."""
+    spec = part.spec
+    for index, layer in enumerate(part.whole.layers):
+        if layer.experts and part.whole.moe is not None:
+            count = part.whole.moe.num_experts
+            qkv, attended, *experts = (next(groups) for _ in range(2 + 2 * count))
+            networks = experts[2 * part.experts.start : 2 * part.experts.stop]
+        else:
+            qkv, attended, gate_up, down = (next(groups) for _ in range(4))
+            networks = [_with_rows(gate_up, 2 * spec.intermediate_size), _with_columns(down, len(part.inner))]
+        if index in part.layers:
+            yield _with_rows(qkv, spec.q_size + 2 * spec.kv_size)
+            yield _with_columns(attended, spec.q_size)
+            yield from networks
+    for output in groups:
+        yield _with_rows(output, len(part.vocabulary))
 
 
 def _scaled(heads: range, size: int) -> range:

@@ -9,7 +9,9 @@ import re
 import sys
 from collections.abc import Sequence
 
+from engine.config import KV_DTYPES
 from engine.loader.errors import ModelFileError
+from engine.parallel.errors import LayoutError
 from engine.planning.ledger import Workload, make_ledger
 from engine.planning.source import QUANTIZATIONS, find_source
 
@@ -43,6 +45,9 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--parallel", type=int, default=1, help="requests at a time")
     parser.add_argument("--quantization", choices=QUANTIZATIONS, help="as if the matrices were stored so")
     parser.add_argument("--max-num-batched-tokens", type=int, default=512)
+    parser.add_argument("--kv-dtype", choices=KV_DTYPES, default="auto", help="of keys and values")
+    parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs that share each block")
+    parser.add_argument("--pipeline-parallel", type=int, default=1, help="stages that the blocks are divided into")
     given = parser.parse_args(arguments)
     try:
         source = find_source(given.model, given.quantization)
@@ -51,9 +56,12 @@ def main(arguments: Sequence[str]) -> None:
             context=parse_tokens(given.context),
             parallel=given.parallel,
             max_num_batched_tokens=given.max_num_batched_tokens,
+            kv_fp8=given.kv_dtype == "fp8",
+            tensor_parallel=given.tensor_parallel,
+            pipeline_parallel=given.pipeline_parallel,
         )
-        ledger = make_ledger(source.spec, source.stored_bytes, workload)
-    except (ModelFileError, ValueError) as error:
+        ledger = make_ledger(source, workload)
+    except (ModelFileError, LayoutError, ValueError) as error:
         print(f"tierline: {error}", file=sys.stderr)
         sys.exit(2)
     print(json.dumps({"model": source.name} | ledger.as_dict()))

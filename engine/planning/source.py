@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.loader.errors import ModelFileError
-from engine.loader.families import read_spec
+from engine.loader.families import GgufTensors
+from engine.loader.folder_model import FolderModel
 from engine.loader.gguf import GgufFile
 from engine.loader.hf_config import read_hf_spec
 from engine.loader.hf_quantization import Quantization, read_quantization
 from engine.loader.safetensors import INDEX_FILE, SINGLE_FILE, Safetensors
+from engine.memory import MatrixHeader
 from engine.models.spec import ModelSpec
-from engine.planning.ledger import product_parameters
+from engine.planning.headers import matrices_of, product_parameters
 from engine.planning.shapes import SHAPES
 
 # Bits per weight, scales (float16, or float32 for FP8's blocks) and zeros counted.
 QUANTIZATIONS = ("int4", "fp8", "mxfp4")
+_ENCODINGS = {"int4": "AWQ", "fp8": "F8_E4M3", "mxfp4": "MXFP4"}
 _INT4_GROUP, _FP8_BLOCK = 128, 128 * 128
 _DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
@@ -28,11 +31,20 @@ _NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """`stored_bytes`: of the weights by encoding; from the files' headers where they are there, else by formula."""
+    """`stored_bytes`: of the weights by encoding; `matrices`: see `ModelTensors.matrices`. Both come from the files'
+    headers where they are there, else from formulas."""
 
     name: str
     spec: ModelSpec
     stored_bytes: Mapping[str, int]
+    matrices: Sequence[Sequence[MatrixHeader]]
+
+    @classmethod
+    def by_formula(cls, name: str, spec: ModelSpec, quantization: str | None, dtype: str = "bfloat16") -> Source:
+        """As if the blocks' matrices were quantised so (MXFP4: the experts'), and everything else were of `dtype`."""
+        stored = estimate(spec, dtype, quantization)
+        encoding = "BF16" if quantization is None else _ENCODINGS[quantization]
+        return cls(name, spec, stored, list(matrices_of(spec, encoding, experts_only=quantization == "mxfp4")))
 
 
 def find_source(model: str, quantization: str | None = None) -> Source:
@@ -42,8 +54,7 @@ def find_source(model: str, quantization: str | None = None) -> Source:
     """
     path = Path(model)
     if model in SHAPES and not path.exists():
-        spec = SHAPES[model]
-        return Source(model, spec, estimate(spec, "bfloat16", quantization))
+        return Source.by_formula(model, SHAPES[model], quantization)
     if path.is_dir():
         path = path / "config.json"
     if path.suffix == ".json":
@@ -52,10 +63,12 @@ def find_source(model: str, quantization: str | None = None) -> Source:
         known = ", ".join(SHAPES)
         raise ValueError(f"{model!r} is neither a file nor a model that is known by name: {known}")
     file = GgufFile(path)
-    spec, stored = read_spec(file), Counter[str]()
+    tensors, stored = GgufTensors(file), Counter[str]()
+    if quantization is not None:
+        return Source.by_formula(path.stem, tensors.spec, quantization)
     for tensor in file.tensors.values():
         stored[tensor.encoding] += tensor.num_bytes
-    return Source(path.stem, spec, estimate(spec, "bfloat16", quantization) if quantization else stored)
+    return Source(path.stem, tensors.spec, stored, list(tensors.matrices()))
 
 
 def estimate(spec: ModelSpec, dtype: str, quantization: str | None) -> dict[str, int]:
@@ -86,13 +99,13 @@ def _from_config(path: Path, quantization: str | None) -> Source:
         stored: Counter[str] = Counter()
         for entry in Safetensors(folder).tensors.values():
             stored[entry.dtype] += entry.num_bytes
-        return Source(folder.resolve().name, spec, stored)
+        return Source(folder.resolve().name, spec, stored, list(FolderModel(folder).tensors().matrices()))
     dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
     if dtype not in _DTYPE_BYTES:
         raise ModelFileError(path, f"weights of type {dtype!r} are not supported", f"Use {', '.join(_DTYPE_BYTES)}")
     found = read_quantization(path, config)
     kind = quantization or (None if found is None else _kind(found))
-    return Source(folder.resolve().name, spec, estimate(spec, dtype, kind))
+    return Source.by_formula(folder.resolve().name, spec, kind, dtype)
 
 
 def _kind(found: Quantization) -> str:

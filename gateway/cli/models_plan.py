@@ -19,6 +19,15 @@ def plan(
     gpu_memory: Annotated[str, typer.Option("--gpu-memory", help="Memory of the GPU: 80GB, 24GiB.", metavar="SIZE")],
     context: Annotated[str, typer.Option("--context", help="Tokens of a request: 32k.", metavar="TOKENS")] = "4k",
     parallel: Annotated[int, typer.Option("--parallel", help="Requests at a time.", metavar="N")] = 1,
+    kv_dtype: Annotated[
+        str, typer.Option("--kv-dtype", help="Of keys and values: auto, or fp8 for half of that.", metavar="KIND")
+    ] = "auto",
+    tensor_parallel: Annotated[
+        int, typer.Option("--tensor-parallel", help="GPUs that share each block.", metavar="N")
+    ] = 1,
+    pipeline_parallel: Annotated[
+        int, typer.Option("--pipeline-parallel", help="Stages that the blocks are divided into.", metavar="N")
+    ] = 1,
     quantization: Annotated[
         str | None, typer.Option("--quantization", help="As if stored so: int4, fp8, mxfp4.", metavar="KIND")
     ] = None,
@@ -28,18 +37,20 @@ def plan(
     """Say what a model takes on a GPU: weights, KV cache, activations, and how many requests fit.
 
     Nothing is loaded or downloaded. Public models are known by name, such as llama-3.1-8b, qwen3-32b, gpt-oss-20b.
-    Exit code 1: as this engine holds the weights, so many requests do not fit.
+    Exit code 1: with --precision auto, as an engine starts by itself, so many requests do not fit.
 
     Example: `tierline models plan llama-3.1-8b --gpu-memory 80GB --context 32k --parallel 64`.
     """
     arguments = [_path(model, config), "--gpu-memory", gpu_memory, "--context", context, "--parallel", str(parallel)]
+    arguments += ["--kv-dtype", kv_dtype, "--tensor-parallel", str(tensor_parallel)]
+    arguments += ["--pipeline-parallel", str(pipeline_parallel)]
     arguments += ["--quantization", quantization] if quantization else []
     ledger = ask_engine("engine.planning", arguments)
     if as_json:
         print_json(ledger)
     else:
         _print(ledger)
-    if not ledger["held"]["fits"]:
+    if not ledger["precision"]["auto"]["fits"]:
         raise typer.Exit(Exit.FAILED)
 
 
@@ -63,14 +74,16 @@ def _print(ledger: dict[str, Any]) -> None:
     ]
     if ledger["kv_bytes_within_windows"] < ledger["kv_bytes_per_request"]:
         rows.append(("  of these within sliding windows", _gigabytes(ledger["kv_bytes_within_windows"])))
-    rows.append(("activations of a step", _gigabytes(ledger["activation_bytes"])))
     print_table([Column(""), Column("", "number")], rows)
     print()
-    rooms = [("weights decoded to bfloat16", ledger["held"]), ("weights as stored", ledger["stored"])]
+    rooms = [(f"--precision {name}", room) for name, room in ledger["precision"].items()]
+    gpus, size = workload["tensor_parallel"] * workload["pipeline_parallel"], _gigabytes(workload["gpu_bytes"])
+    where = f"on a GPU of {size}" if gpus == 1 else f"on the fullest of {gpus} GPUs of {size}"
     print_table(
-        [Column(f"on a GPU of {_gigabytes(workload['gpu_bytes'])}"), *(Column(title, "number") for title, _ in rooms)],
+        [Column(where), *(Column(title, "number") for title, _ in rooms)],
         [
             ("weights", *(_gigabytes(room["weights_bytes"]) for _, room in rooms)),
+            ("activations of a step", *(_gigabytes(room["activation_bytes"]) for _, room in rooms)),
             ("left for the KV cache", *(_gigabytes(room["kv_budget_bytes"]) for _, room in rooms)),
             ("tokens in it", *(f"{room['kv_capacity_tokens']:,}" for _, room in rooms)),
             (f"requests of {context:,} tokens", *(f"{room['requests']:,}" for _, room in rooms)),
@@ -81,7 +94,7 @@ def _print(ledger: dict[str, Any]) -> None:
             ),
         ],
     )
-    print("\n--precision auto keeps four- and eight-bit weights on a GPU about as stored; bfloat16 decodes them.")
+    print("\nauto keeps weights of four and eight bits packed, counted with the smallest groups that files have.")
 
 
 def _gigabytes(size: int) -> str:

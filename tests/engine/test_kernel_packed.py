@@ -12,6 +12,7 @@ from engine.kernels import product_table, tune
 from engine.kernels.packed_decode import decode_weight_launch
 from engine.kernels.packed_gemm import PackedWeight, packed_gemm_launches, packed_gemm_reference, unpacked_reference
 from engine.kernels.product_table import ProductTile, choose_splits, choose_tile, packed_tiles
+from engine.layers import linear_triton
 from engine.layers.linear_triton import Chip, TritonPackedLinear, build_packed
 from engine.quant.blocks import BlockTensor
 from engine.quant.grouped import GroupedWeight, to_groups
@@ -206,7 +207,7 @@ def test_large_matrices_are_decoded_in_slices(monkeypatch: pytest.MonkeyPatch) -
     linear = TritonPackedLinear(awq(100, 128, 128), kernel_device())
     x = rows_of(3, 128, torch.float32)
     whole = linear.decoded(x)
-    monkeypatch.setattr(product_table, "DECODED_BYTES", 33 * 128 * 4)
+    monkeypatch.setattr(linear_triton, "DECODED_BYTES", 33 * 128 * 4)
     torch.testing.assert_close(linear.decoded(x), whole)
 
 

@@ -13,8 +13,10 @@ from gguf.constants import GGMLQuantizationType
 from engine.load_runner import load_runner
 from engine.loader.errors import ModelFileError
 from engine.memory import choose_num_blocks
+from engine.parallel.errors import LayoutError
 from engine.planning.__main__ import parse_bytes, parse_tokens
-from engine.planning.ledger import Workload, make_ledger, matrices_of, product_parameters
+from engine.planning.headers import matrices_of, product_parameters
+from engine.planning.ledger import Ledger, Workload, make_ledger
 from engine.planning.shapes import SHAPES
 from engine.planning.source import estimate, find_source
 from tests.engine.models import write_model
@@ -42,10 +44,9 @@ PUBLISHED = {
 KV_PER_TOKEN = {"llama-3.1-8b": 131_072, "llama-2-7b": 524_288, "qwen3-8b": 147_456, "llama-3.1-70b": 327_680}
 
 
-def ledger(name: str, **changes: int):  # type: ignore[no-untyped-def]
+def ledger(name: str, quantization: str | None = None, **changes: int) -> Ledger:
     options = {"gpu_bytes": 80 * 10**9, "context": 4096, "parallel": 8} | changes
-    spec = SHAPES[name]
-    return make_ledger(spec, estimate(spec, "bfloat16", None), Workload(**options))
+    return make_ledger(find_source(name, quantization), Workload(**options))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -75,15 +76,45 @@ def test_the_sums_of_a_plan() -> None:
     plan = ledger("llama-3.1-8b", context=32_768, parallel=64)
     assert sum(plan.stored_bytes.values()) == 2 * 8_030_261_248
     assert plan.kv_bytes_per_request == 32_768 * 131_072 == plan.kv_bytes_within_windows
-    rest = 80 * 10**9 - 2 * 8_030_261_248 - plan.activation_bytes
-    assert plan.stored.kv_budget_bytes == int(rest * 0.9)
+    room = plan.precision["bfloat16"]
+    # Norms are held in float32, and there are a sine and a cosine for each half of a head.
+    tables = 2 * (2 * 32 + 1) * 4096 + 4 * 32_768 * 128
+    assert room.weights_bytes == 2 * 8_030_261_248 + tables
+    rest = 80 * 10**9 - room.weights_bytes - room.activation_bytes
+    assert room.kv_budget_bytes == int(rest * 0.9)
     pages = int(rest * 0.9) // (131_072 * 16) - 1
-    assert plan.stored.requests == pages // 2048 == 13
-    assert not plan.stored.fits
-    assert plan.stored.longest_context == pages // 64 * 16
-    again = ledger("llama-3.1-8b", context=plan.stored.longest_context, parallel=64)
-    assert again.stored.fits
-    assert not ledger("llama-3.1-8b", context=plan.stored.longest_context + 16, parallel=64).stored.fits
+    assert room.requests == pages // 2048 == 13
+    assert not room.fits
+    assert room.longest_context == pages // 64 * 16
+    assert ledger("llama-3.1-8b", context=13_000, parallel=32).precision["bfloat16"].fits
+    # What is not packed takes as much either way, but for the room to decode something.
+    assert plan.precision["auto"].weights_bytes == room.weights_bytes
+    assert plan.precision["auto"].activation_bytes == room.activation_bytes + (64 << 20)
+
+
+def test_short_keys_and_values_take_half_and_their_scales() -> None:
+    plain, short = ledger("llama-3.1-8b"), ledger("llama-3.1-8b", kv_fp8=True)
+    assert short.kv_bytes_per_token == 2 * 32 * 8 * (128 + 4)
+    assert short.precision["auto"].kv_budget_bytes == plain.precision["auto"].kv_budget_bytes
+    gain = short.precision["auto"].kv_capacity_tokens / plain.precision["auto"].kv_capacity_tokens
+    assert gain == pytest.approx(256 / 132, rel=1e-3)
+
+
+def test_ranks_hold_a_part_each() -> None:
+    one, four = ledger("llama-3.1-70b"), ledger("llama-3.1-70b", tensor_parallel=4)
+    assert four.kv_bytes_per_token == one.kv_bytes_per_token
+    alone, part = one.precision["bfloat16"], four.precision["bfloat16"]
+    assert not alone.fits
+    assert part.fits
+    assert part.weights_bytes == pytest.approx(alone.weights_bytes / 4, rel=0.01)
+    # With more ranks than key-value heads, several hold the same one.
+    assert ledger("llama-3.1-70b", tensor_parallel=16).kv_bytes_per_token == 2 * one.kv_bytes_per_token
+    # Of 48 blocks in five stages, one has ten: the one with the output matrix or the embedding, or none of them.
+    stages = ledger("qwen3-30b-a3b", pipeline_parallel=5)
+    assert stages.kv_bytes_per_token == ledger("qwen3-30b-a3b").kv_bytes_per_token
+    assert stages.precision["bfloat16"].weights_bytes > ledger("qwen3-30b-a3b").precision["bfloat16"].weights_bytes / 5
+    with pytest.raises(LayoutError, match="divided among 3"):
+        ledger("llama-3.1-70b", tensor_parallel=3)
 
 
 def test_windows_reach_less_than_they_keep() -> None:
@@ -105,10 +136,15 @@ def test_quantised_weights() -> None:
     assert sum(oss.values()) == pytest.approx(13.76e9, rel=0.01)  # the published files
     with pytest.raises(ValueError, match="none of int4"):
         estimate(spec, "bfloat16", "int3")
-    plan = make_ledger(spec, four, Workload(80 * 10**9, 4096, 8))
-    assert plan.stored.fits
-    assert not plan.held.fits  # decoded, they are what they were before
-    assert plan.held.weights_bytes > 2 * spec.num_parameters
+    plan = ledger("llama-3.1-70b", "int4")
+    assert plan.precision["auto"].fits
+    assert not plan.precision["bfloat16"].fits  # decoded, they are what they were before
+    assert plan.precision["bfloat16"].weights_bytes > 2 * spec.num_parameters
+    # Groups of 32 with a scale and a minimum: a quarter more than the codes alone.
+    packed, others = product_parameters(spec) * 5 // 8, 2 * 2 * spec.vocab_size * spec.hidden_size
+    assert plan.precision["auto"].weights_bytes == pytest.approx(packed + others, rel=1e-3)
+    experts = ledger("gpt-oss-20b", "mxfp4")
+    assert experts.precision["auto"].weights_bytes < experts.precision["bfloat16"].weights_bytes * 0.62
 
 
 def test_a_plan_is_what_the_engine_would_do(tmp_path: Path) -> None:
@@ -116,12 +152,17 @@ def test_a_plan_is_what_the_engine_would_do(tmp_path: Path) -> None:
     write_model(path, encoding=GGMLQuantizationType.Q8_0, tied=False)
     source = find_source(str(path))
     assert set(source.stored_bytes) == {"Q8_0", "F32"}
-    plan = make_ledger(source.spec, source.stored_bytes, Workload(1 << 30, 256, 4))
+    plan = make_ledger(source, Workload(1 << 30, 256, 4))
     runner = load_runner(path, device="cpu", precision="bfloat16", max_model_len=256, kv_cache_bytes=1 << 20)
-    assert plan.held.weights_bytes == runner.decoder.num_bytes
+    room = plan.precision["bfloat16"]
+    assert room.weights_bytes == runner.decoder.num_bytes
+    auto = plan.precision["auto"]
+    packed = runner.decoder.num_bytes - product_parameters(source.spec) * 2 + product_parameters(source.spec) * 36 // 32
+    output = source.spec.vocab_size * source.spec.hidden_size
+    assert auto.weights_bytes == packed - output * 2 + output * 36 // 32
     assert plan.parameters == runner.spec.num_parameters
     assert plan.kv_bytes_per_token == runner.ledger().kv_bytes_per_token
-    free = (1 << 30) - plan.held.weights_bytes - plan.activation_bytes
+    free = (1 << 30) - room.weights_bytes - room.activation_bytes
     blocks = choose_num_blocks(
         bytes_per_token=plan.kv_bytes_per_token,
         block_size=16,
@@ -131,7 +172,7 @@ def test_a_plan_is_what_the_engine_would_do(tmp_path: Path) -> None:
         free_bytes=free,
         on_gpu=True,
     )
-    assert plan.held.kv_capacity_tokens == (blocks - 1) * 16
+    assert room.kv_capacity_tokens == (blocks - 1) * 16
 
 
 def test_what_cannot_be_planned() -> None:
@@ -172,7 +213,8 @@ def test_the_command_prints_json_and_loads_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
-    assert plan["held"]["requests"] == ledger("llama-3.1-8b", context=8192, parallel=64).held.requests
+    planned = ledger("llama-3.1-8b", context=8192, parallel=64)
+    assert plan["precision"]["auto"]["requests"] == planned.precision["auto"].requests
     refused = subprocess.run(
         [sys.executable, "-m", "engine.planning", "nothing", "--gpu-memory", "80GB"], capture_output=True, text=True
     )

@@ -28,11 +28,20 @@ def test_a_public_model_by_name() -> None:
 def test_json_has_the_ledger() -> None:
     arguments = ("models", "plan", "llama-3.1-70b", "--gpu-memory", "80GB", "--quantization", "int4", "--json")
     planned = tierline(*arguments)
-    assert planned.returncode == 1  # stored it would fit, decoded it does not
+    assert planned.returncode == 0  # packed it fits, decoded it would not
     ledger = json.loads(planned.stdout)
-    assert ledger["stored"]["fits"]
-    assert not ledger["held"]["fits"]
+    assert ledger["precision"]["auto"]["fits"]
+    assert not ledger["precision"]["bfloat16"]["fits"]
     assert ledger["kv_bytes_per_token"] == 327_680
+
+
+def test_several_gpus_and_short_keys_and_values() -> None:
+    arguments = ("models", "plan", "llama-3.1-70b", "--gpu-memory", "80GB", "--context", "8k", "--parallel", "8")
+    assert tierline(*arguments).returncode == 1
+    four = tierline(*arguments, "--tensor-parallel", "4", "--kv-dtype", "fp8")
+    assert four.returncode == 0, four.stderr
+    assert "on the fullest of 4 GPUs of 80.00 GB" in four.stdout
+    assert any(line.startswith("KV cache of a token") and "168,960 bytes" in line for line in four.stdout.splitlines())
 
 
 def test_a_pulled_model(tmp_path: Path, smollm2_path: Path) -> None:
@@ -47,6 +56,9 @@ def test_what_cannot_be_planned(capfd: pytest.CaptureFixture[str]) -> None:
         (("llama-3.1-8b", "--gpu-memory", "lots"), "80GB"),
         (("llama-2-7b", "--gpu-memory", "80GB", "--context", "32k"), "outside 1 to 4096"),
         (("llama-2-7b", "--gpu-memory", "80GB", "--quantization", "int3"), "int4"),
+        (("llama-2-7b", "--gpu-memory", "80GB", "--kv-dtype", "int8"), "fp8"),
+        (("llama-2-7b", "--gpu-memory", "80GB", "--tensor-parallel", "3"), "use 1, 2, 4, 8, 16, 32"),
+        (("llama-2-7b", "--gpu-memory", "80GB", "--tensor-parallel", "0"), "1 to 64 processes"),
     ):
         refused = tierline("models", "plan", *arguments)
         assert refused.returncode == 2
