@@ -4,6 +4,8 @@
     permute    a counting sort of the slots (token, choice) by expert, and a table of blocks for `moe_gemm.py`
     combine    out[t] = sum over j of weight[t, j] * y[t * top_k + j]
 
+Where other ranks hold other experts, all are routed to, but only those here get blocks, and only their y are summed.
+
 Softmax, then top_k (arXiv 2101.03961, 2401.04088); renormalised weights are a softmax over those picked. Equal scores
 go to the expert with the lower number. Nothing here depends on a number that only the device knows: the grids are
 bounded by tokens and experts, the block table has room for the worst case, and its unused blocks are empty.
@@ -91,11 +93,16 @@ def permute_kernel(
     EXPERTS_PADDED: tl.constexpr,
     TOP_K: tl.constexpr,
     CHUNK: tl.constexpr,
+    FIRST: tl.constexpr,
+    HERE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     COUNTS_AT_ONCE: tl.constexpr,
     BLOCKS_AT_ONCE: tl.constexpr,
 ) -> None:
-    """The slots of CHUNK tokens, and this program's share of the block table. Grid: (chunks,)."""
+    """The slots of CHUNK tokens, and this program's share of the block table. Grid: (chunks,).
+
+    Experts FIRST to FIRST + HERE - 1 have blocks, which count them from FIRST on.
+    """
     chunk = tl.program_id(0)
     expert = tl.arange(0, EXPERTS_PADDED)
     total = tl.zeros((EXPERTS_PADDED,), dtype=tl.int32)
@@ -110,7 +117,8 @@ def permute_kernel(
     start = tl.cumsum(total, 0) - total  # of the expert's slots in the order
     _place_slots(order_ptr, chosen_ptr, start + earlier, chunk, expert, tokens, TOP_K, CHUNK)
 
-    count = (total + BLOCK_M - 1) // BLOCK_M
+    is_here = (expert >= FIRST) & (expert < FIRST + HERE)
+    count = tl.where(is_here, (total + BLOCK_M - 1) // BLOCK_M, 0)
     end_block = tl.cumsum(count, 0)
     for first in range(chunk * BLOCKS_AT_ONCE, num_blocks, num_chunks * BLOCKS_AT_ONCE):
         block = first + tl.arange(0, BLOCKS_AT_ONCE)
@@ -121,7 +129,7 @@ def permute_kernel(
         used = owner < EXPERTS
         entry = blocks_ptr + 3 * block
         inside = block < num_blocks
-        tl.store(entry, tl.where(used, owner, 0), mask=inside)
+        tl.store(entry, tl.where(used, owner - FIRST, 0), mask=inside)
         tl.store(entry + 1, tl.where(used, row, 0), mask=inside)
         tl.store(entry + 2, tl.where(used, tl.minimum(stop, row + BLOCK_M), 0), mask=inside)
 
@@ -154,18 +162,30 @@ def combine_kernel(
     out_ptr: tl.tensor,
     y_ptr: tl.tensor,
     weights_ptr: tl.tensor,
+    chosen_ptr: tl.tensor,
     HIDDEN: tl.constexpr,
     TOP_K: tl.constexpr,
     BLOCK: tl.constexpr,
+    ALL: tl.constexpr,
+    FIRST: tl.constexpr,
+    HERE: tl.constexpr,
 ) -> None:
-    """BLOCK elements of one token, summed in float32. Grid: (tokens, ceil(HIDDEN / BLOCK))."""
+    """BLOCK elements of one token, summed in float32. Grid: (tokens, ceil(HIDDEN / BLOCK)).
+
+    ALL: every expert is here; else experts FIRST to FIRST + HERE - 1 are, and nobody has written the others' y.
+    """
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     kept = column < HIDDEN
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     for j in tl.static_range(TOP_K):
         slot = token * TOP_K + j
-        y = tl.load(y_ptr + slot * HIDDEN + column, mask=kept, other=0.0).to(tl.float32)
+        if ALL:
+            written = kept
+        else:
+            expert = tl.load(chosen_ptr + slot)
+            written = column < tl.where((expert >= FIRST) & (expert < FIRST + HERE), HIDDEN, 0)
+        y = tl.load(y_ptr + slot * HIDDEN + column, mask=written, other=0.0).to(tl.float32)
         total += y * tl.load(weights_ptr + slot)
     tl.store(out_ptr + token * HIDDEN + column, total.to(out_ptr.dtype.element_ty), mask=kept)
 
@@ -178,17 +198,23 @@ def most_blocks(tokens: int, top_k: int, experts: int, block_m: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Device buffers of one step's routing."""
+    """Device buffers of one step's routing to `experts`, of which `here` are here."""
 
     chosen: torch.Tensor  # int32 [tokens, top_k]
     weights: torch.Tensor  # float32 [tokens, top_k]
     counts: torch.Tensor  # int32 [chunks, experts padded to a power of two]
     order: torch.Tensor  # int32 [tokens * top_k]: slots by expert; slot = token * top_k + choice
-    blocks: torch.Tensor  # int32 [blocks, 3]: expert, first and last + 1 place in the order; both 0: unused
+    # int32 [blocks, 3]: expert, counted from here.start, first and last + 1 place in the order; both 0: unused
+    blocks: torch.Tensor
+    experts: int
+    here: range
 
     @classmethod
-    def empty(cls, tokens: int, top_k: int, experts: int, block_m: int, device: torch.device) -> Routing:
-        """Buffers for `tokens`, to be filled by `routing_launches`."""
+    def empty(
+        cls, tokens: int, top_k: int, experts: int, block_m: int, device: torch.device, here: range | None = None
+    ) -> Routing:
+        """Buffers for `tokens`, to be filled by `routing_launches`. `here` None: all experts."""
+        here = range(experts) if here is None else here
 
         def ints(*shape: int) -> torch.Tensor:
             return torch.empty(shape, dtype=torch.int32, device=device)
@@ -198,7 +224,9 @@ class Routing:
             weights=torch.empty(tokens, top_k, dtype=torch.float32, device=device),
             counts=ints(-(-tokens // CHUNK), next_power_of_2(experts)),
             order=ints(tokens * top_k),
-            blocks=ints(most_blocks(tokens, top_k, experts, block_m), 3),
+            blocks=ints(most_blocks(tokens, top_k, len(here), block_m), 3),
+            experts=experts,
+            here=here,
         )
 
 
@@ -240,21 +268,31 @@ def routing_launches(scores: torch.Tensor, into: Routing, *, renormalise: bool, 
             "num_chunks": chunks,
             "num_blocks": into.blocks.shape[0],
         },
-        constants=shared | {"BLOCK_M": block_m, "COUNTS_AT_ONCE": _COUNTS_AT_ONCE, "BLOCKS_AT_ONCE": _BLOCKS_AT_ONCE},
+        constants=shared
+        | {"FIRST": into.here.start, "HERE": len(into.here), "BLOCK_M": block_m}
+        | {"COUNTS_AT_ONCE": _COUNTS_AT_ONCE, "BLOCKS_AT_ONCE": _BLOCKS_AT_ONCE},
         num_warps=warps,
         num_stages=1,
     )
     return route, permute
 
 
-def combine_launch(y: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> Launch:
-    """y: `[tokens * top_k, hidden]`; weights: float32 `[tokens, top_k]`; out: `[tokens, hidden]`; all contiguous."""
+def combine_launch(y: torch.Tensor, routing: Routing, out: torch.Tensor) -> Launch:
+    """y: `[tokens * top_k, hidden]`, written for the experts that are here; out: `[tokens, hidden]`; contiguous."""
     tokens, hidden = out.shape
+    here = routing.here
     return Launch(
         kernel=combine_kernel,
         grid=(tokens, -(-hidden // _COMBINE_BLOCK)),
-        args={"out_ptr": out, "y_ptr": y, "weights_ptr": weights},
-        constants={"HIDDEN": hidden, "TOP_K": weights.shape[1], "BLOCK": _COMBINE_BLOCK},
+        args={"out_ptr": out, "y_ptr": y, "weights_ptr": routing.weights, "chosen_ptr": routing.chosen},
+        constants={
+            "HIDDEN": hidden,
+            "TOP_K": routing.weights.shape[1],
+            "BLOCK": _COMBINE_BLOCK,
+            "ALL": len(here) == routing.experts,
+            "FIRST": here.start,
+            "HERE": len(here),
+        },
         num_warps=4,
         num_stages=1,
     )

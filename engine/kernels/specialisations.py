@@ -243,7 +243,7 @@ def _expert_launches(shape: ModelShape, experts: ExpertShape, dtype: torch.dtype
                 activation=activation,
             )
             yield Specialisation(f"experts_{role}_{block_m}", launch)
-    yield Specialisation("combine", combine_launch(y, _meta((_TOKENS, experts.top_k), torch.float32), x))
+    yield Specialisation("combine", combine_launch(y, routing, x))
 
 
 def _expert_weights(experts: ExpertShape, rows: int, columns: int, dtype: torch.dtype) -> ExpertWeights:

@@ -86,8 +86,7 @@ def build_experts(tensors: ExpertTensors, policy: LinearPolicy, spec: MoeSpec, a
 
     router = on_device(tensors.router)
     router_bias = None if tensors.router_bias is None else on_device(tensors.router_bias)
-    # The grouped products know no experts but those that are here.
-    if policy.device.type == "cuda" and len(tensors.experts) == len(tensors.router):
+    if policy.triton:
         from engine.layers.moe_triton import build_fused
         from engine.layers.moe_weights import stackable
 

@@ -16,6 +16,7 @@ from engine.kernels.launch import Launch
 from engine.kernels.moe_gemm import ExpertWeights, expert_launch
 from engine.kernels.moe_routing import Routing, combine_launch, routing_launches
 from engine.layers.linear import LinearPolicy
+from engine.layers.linear_triton import Chip
 from engine.layers.moe_weights import stack_experts
 from engine.layers.ops import BlockOps
 from engine.models.spec import Activation, MoeSpec
@@ -25,7 +26,9 @@ from engine.models.tensors import ExpertTensors
 @dataclass(frozen=True, slots=True)
 class FusedExperts:
     """x: `[tokens, hidden]` -> `[tokens, hidden]`, in x's dtype. As `engine.layers.moe.MixtureOfExperts`, but that
-    a token's outputs are added in the order of its choices, and the activation sees unrounded sums."""
+    a token's outputs are added in the order of its choices, and the activation sees unrounded sums.
+
+    Where other ranks hold other experts, this is the sum of what those here yield."""
 
     router: torch.Tensor  # float32 [experts, hidden]
     router_bias: torch.Tensor | None  # float32 [experts]
@@ -34,6 +37,7 @@ class FusedExperts:
     activation: Activation
     top_k: int
     renormalise: bool
+    first: int = 0  # the number of the first expert that is here
     upcast: bool = False  # multiply in float32: Triton's interpreter gets bfloat16 products wrong
 
     def __call__(self, x: torch.Tensor, ops: BlockOps) -> torch.Tensor:
@@ -44,7 +48,8 @@ class FusedExperts:
         x = x.contiguous()
         tokens, hidden = x.shape
         scores = torch.nn.functional.linear(x.float(), self.router, self.router_bias)
-        routing = Routing.empty(tokens, self.top_k, len(self.router), tile.block_m, x.device)
+        here = range(self.first, self.first + len(self.gate_up.data))
+        routing = Routing.empty(tokens, self.top_k, len(self.router), tile.block_m, x.device, here)
         inner = torch.empty(tokens * self.top_k, self.down.columns, dtype=x.dtype, device=x.device)
         y = torch.empty(tokens * self.top_k, hidden, dtype=x.dtype, device=x.device)
         out = torch.empty_like(x)
@@ -52,7 +57,7 @@ class FusedExperts:
             *routing_launches(scores, routing, renormalise=self.renormalise, block_m=tile.block_m),
             self._product(x, self.gate_up, routing, inner, tile, self.activation),
             self._product(inner, self.down, routing, y, tile),
-            combine_launch(y, routing.weights, out),
+            combine_launch(y, routing, out),
         ]
         for launch in launches:
             launch.run()
@@ -102,7 +107,17 @@ def build_fused(
 ) -> FusedExperts:
     """The experts with these weights, held as `policy` asks, their kernels compiled where the device is a GPU."""
     gate_up, down = stack_experts(tensors.experts, policy)
-    fused = FusedExperts(router, router_bias, gate_up, down, activation, spec.top_k, spec.renormalise)
+    fused = FusedExperts(
+        router=router,
+        router_bias=router_bias,
+        gate_up=gate_up,
+        down=down,
+        activation=activation,
+        top_k=spec.top_k,
+        renormalise=spec.renormalise,
+        first=tensors.first,
+        upcast=Chip.of(policy.device).upcasts(policy.dtype),
+    )
     if policy.device.type == "cuda":
         fused.warm_up(policy.dtype)
     return fused
