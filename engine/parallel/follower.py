@@ -6,10 +6,12 @@ requests and samples nothing.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +23,7 @@ from engine.lifeline import die_with_parent
 from engine.messages import encode_frame
 from engine.parallel.errors import PeersLost
 from engine.parallel.layout import Layout, Place
-from engine.parallel.reports import Failed, Loaded
+from engine.parallel.reports import ALIVE_SECONDS, Alive, Failed, Loaded, Report
 
 if TYPE_CHECKING:
     from engine.parallel.calls import Call
@@ -45,7 +47,27 @@ def follow(runner: ModelRunner, calls: Iterable[Call]) -> None:
                     runner.copy_pages(copies)
 
 
-def run(place: Place, config: EngineConfig, threads: int, meeting: Path, connection: socket.socket) -> None:
+class Reporter:
+    """Tells rank 0 how this rank is doing: that it is there, from a thread of its own, until the connection closes."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._lock = threading.Lock()
+        threading.Thread(target=self._live, name="alive", daemon=True).start()
+
+    def tell(self, report: Report) -> None:
+        """Raises OSError where rank 0 is gone."""
+        with self._lock:
+            self.connection.sendall(encode_frame(report))
+
+    def _live(self) -> None:
+        pause = threading.Event()
+        with contextlib.suppress(OSError):  # the main thread sees it, too, and knows what to do
+            while not pause.wait(ALIVE_SECONDS):
+                self.tell(Alive())
+
+
+def run(place: Place, config: EngineConfig, threads: int, meeting: Path, reporter: Reporter) -> None:
     """Be the rank at `place` from its loading to its end. Raises as `open_runner` and `follow`."""
     from engine.loader import open_model
     from engine.open_runner import open_runner
@@ -54,8 +76,8 @@ def run(place: Place, config: EngineConfig, threads: int, meeting: Path, connect
     model = open_model(config.model_path)
     peers = Peers.join(place, choose_device(config.device, place), meeting)
     runner = open_runner(config, model, threads=threads, peers=peers)
-    connection.sendall(encode_frame(Loaded()))
-    follow(runner, calls(connection))
+    reporter.tell(Loaded())
+    follow(runner, calls(reporter.connection))
 
 
 def main(arguments: list[str]) -> int:
@@ -65,7 +87,7 @@ def main(arguments: list[str]) -> int:
     for signal_number in (signal.SIGINT, signal.SIGTERM):  # either may reach the whole group; rank 0 decides
         signal.signal(signal_number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s %(name)s: rank {rank}: %(message)s")
-    connection = socket.socket(fileno=int(descriptor))
+    reporter = Reporter(socket.socket(fileno=int(descriptor)))
     config = msgspec.json.decode(config_json, type=EngineConfig)
     layout = Layout(config.tensor_parallel, config.pipeline_parallel)
     try:
@@ -73,14 +95,14 @@ def main(arguments: list[str]) -> int:
 
         num_threads = threads.configure(config.threads)  # before anything imports torch
         kernel_caches.bound()
-        run(Place(layout, int(rank)), config, num_threads, Path(meeting), connection)
+        run(Place(layout, int(rank)), config, num_threads, Path(meeting), reporter)
     except (BrokenPipeError, ConnectionResetError):
         return 0  # rank 0 went away
     except Exception as error:
         if isinstance(error, PeersLost):  # who lost us knows more
             return 1
         logging.getLogger(__name__).exception("this rank ends")
-        connection.sendall(encode_frame(Failed(str(error) or type(error).__name__)))
+        reporter.tell(Failed(str(error) or type(error).__name__))
         return 1
     return 0
 

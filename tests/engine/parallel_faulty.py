@@ -11,7 +11,8 @@ import time
 
 from engine.lifeline import die_with_parent
 from engine.messages import encode_frame
-from engine.parallel.reports import Failed, Loaded
+from engine.parallel.follower import Reporter
+from engine.parallel.reports import ALIVE_SECONDS, Failed, Loaded
 
 if __name__ == "__main__":
     descriptor, parent_pid, rank, meeting, config = sys.argv[1:]
@@ -26,4 +27,8 @@ if __name__ == "__main__":
             os.kill(os.getpid(), signal.SIGKILL)
         case "loads":
             connection.sendall(encode_frame(Loaded()))
+        case "falls silent":
+            Reporter(connection).tell(Loaded())
+            time.sleep(3 * ALIVE_SECONDS)
+            os.kill(os.getpid(), signal.SIGSTOP)
     time.sleep(60)

@@ -23,7 +23,7 @@ from engine.config import EngineConfig
 from engine.lifeline import die_with_parent
 from engine.loader import open_model
 from engine.open_runner import open_runner
-from engine.parallel.follower import run
+from engine.parallel.follower import Reporter, run
 from engine.parallel.layout import Layout, Place
 from engine.parallel.peers import Peers
 from engine.runner import ModelRunner
@@ -78,7 +78,7 @@ def main(descriptor: int, parent_pid: int) -> None:
         config = msgspec.json.decode(text, type=EngineConfig)
         layout = Layout(config.tensor_parallel, config.pipeline_parallel)
         with socket.socket(fileno=descriptors[0]) as connection:
-            run(Place(layout, rank), config, 1, Path(meeting), connection)
+            run(Place(layout, rank), config, 1, Path(meeting), Reporter(connection))
         torch.distributed.destroy_process_group()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 from pathlib import Path
 
+import psutil
 import pytest
 
 from engine.config import EngineConfig
@@ -24,9 +25,18 @@ class Lost:
         self.reasons.put(reason)
 
 
-def crew(monkeypatch: pytest.MonkeyPatch, behaviour: str, lost: Lost, *, ranks: int = 2, seconds: float = 60) -> Crew:
+def crew(
+    monkeypatch: pytest.MonkeyPatch,
+    behaviour: str,
+    lost: Lost,
+    *,
+    ranks: int = 2,
+    seconds: float = 60,
+    silent_seconds: float = 60,
+) -> Crew:
     monkeypatch.setenv("TIERLINE_TEST_RANK", behaviour)
-    return Crew(CONFIG, Layout(ranks), lost, module="tests.engine.parallel_faulty", start_seconds=seconds)
+    module = "tests.engine.parallel_faulty"
+    return Crew(CONFIG, Layout(ranks), lost, module=module, start_seconds=seconds, silent_seconds=silent_seconds)
 
 
 @pytest.mark.parametrize(
@@ -72,3 +82,14 @@ def test_a_rank_that_is_killed_later_is_reported(monkeypatch: pytest.MonkeyPatch
     assert lost.reasons.get(timeout=60) == "rank 2 ended by signal 9"
     running.end()
     assert all(process.poll() is not None for process in running.processes)
+
+
+def test_a_rank_that_is_stopped_is_lost_and_one_that_only_waits_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says that it is there for three seconds, longer than it may be silent; then the system stops it."""
+    lost = Lost()
+    running = crew(monkeypatch, "falls silent", lost, silent_seconds=2)
+    assert lost.reasons.get(timeout=60) == "rank 1: silent for 2 s, stopped or stuck"
+    (rank,) = running.processes
+    assert psutil.Process(rank.pid).status() == psutil.STATUS_STOPPED, "not before"
+    running.end()
+    assert rank.poll() == -9

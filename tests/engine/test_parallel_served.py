@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import signal
 from pathlib import Path
 
 import psutil
@@ -34,6 +36,35 @@ def test_an_engine_in_two_stages_serves_and_starts_again_when_a_rank_is_killed(s
     (rank,) = ranks(server)
     assert server.stop() == 0
     assert not rank.is_running()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fate", "reason"), [(signal.SIGKILL, "rank 1 ended by signal 9"), (signal.SIGSTOP, "rank 1: silent for 30 s")]
+)
+def test_a_rank_that_dies_or_hangs_in_a_step_fails_its_requests_and_all_start_anew(
+    fate: signal.Signals, reason: str, smollm2_path: Path
+) -> None:
+    options = ("--pipeline-parallel", "2", "--device", "cpu", "--kv-cache-bytes", str(100 << 20))
+    server = Server(smollm2_path, *options).wait_ready()
+    (rank,) = ranks(server)
+    body = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 900, "ignore_eos": True, "stream": True}
+    with server.http.stream("POST", "/v1/completions", json=body) as response:
+        lines = response.iter_lines()
+        assert '"text"' in next(lines)
+        rank.send_signal(fate)
+        *_, last = (line for line in lines if line.startswith("data: "))
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert reason in error["message"]
+    assert "Send the request again" in error["message"]
+    health = server.http.get("/health")
+    assert (health.status_code, reason in health.text) == (503, True)
+    server.wait_ready()
+    assert server.complete("The capital of France is", max_tokens=4)["usage"]["completion_tokens"] == 4
+    (fresh,) = ranks(server)
+    assert fresh.pid != rank.pid
+    assert not rank.is_running()
+    assert server.stop() == 0
 
 
 def test_heads_that_cannot_be_divided_end_the_command(smollm2_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
