@@ -211,7 +211,7 @@ def decode_launches(
     seq_lens: int32 `[seqs]`; out: `[seqs, heads, head_dim]`, contiguous. Scratch, not needed when max_splits is 1:
     partial, float32, at least `seqs * heads * max_splits * head_dim` elements; lse, float32, `seqs * heads *
     max_splits`. `max_splits` must be at least the longest sequence's splits if the rule fixes their size.
-    kv_scales: of K and V, the caches then being the codes, both as `kv_write_fp8.Fp8Pages` has them.
+    kv_scales: of K and V, the caches then being the codes, both as `fp8_pages.Fp8Pages` has them.
     """
     seqs, heads, head_dim = q.shape
     block_size, kv_heads = k_cache.shape[1], k_cache.shape[2]

@@ -61,7 +61,7 @@ def attend(
     UPCAST multiplies in float32 (the interpreter's bfloat16 product is wrong).
 
     FP8: keys and values are e4m3 codes with a scale per token and head behind the codes of their page, at k_scale_ptr
-    and v_scale_ptr for this head on page 0 (`kv_write_fp8.py`). Codes are multiplied in the query's dtype, in which
+    and v_scale_ptr for this head on page 0 (`fp8_pages.py`). Codes are multiplied in the query's dtype, in which
     they are exact, so that sums are float32 throughout; a key's scale is applied to its score, a value's to its weight.
     Weights take 448 times the scale, the largest value, and acc is 448 times too large: none is lost below float16's
     range.

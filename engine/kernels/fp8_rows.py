@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.launch import Launch, next_power_of_2
+from engine.kernels.rms_norm import normed_row, summed_row
 
 E4M3_MAX: tl.constexpr = tl.constexpr(448.0)
 
@@ -72,16 +73,9 @@ def fp8_rows_kernel(
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, COLUMNS_PADDED)
     kept = column < COLUMNS
-    y = tl.load(x_ptr + row * stride_x + column, mask=kept, other=0.0).to(tl.float32)
-    if ADD:
-        place = residual_ptr + row * COLUMNS + column
-        summed = y + tl.load(place, mask=kept, other=0.0).to(tl.float32)
-        rounded = summed.to(residual_ptr.dtype.element_ty)
-        tl.store(place, rounded, mask=kept)
-        y = rounded.to(tl.float32)
+    y = summed_row(x_ptr + row * stride_x, residual_ptr + row * COLUMNS, column, kept, ADD)
     if NORM:
-        weight = tl.load(weight_ptr + column, mask=kept, other=0.0).to(tl.float32)
-        y = y * tl.rsqrt(tl.sum(y * y, 0) / COLUMNS + eps) * weight
+        y = normed_row(y, weight_ptr, eps, column, kept, COLUMNS)
         y = y.to(x_ptr.dtype.element_ty).to(tl.float32)
 
     GROUP: tl.constexpr = COLUMNS // GROUPS if GROUPS > 1 else COLUMNS_PADDED

@@ -14,8 +14,9 @@ from engine.kernels import heuristics, product_table
 from engine.kernels.attn_decode import decode_launches
 from engine.kernels.attn_prefill import prefill_launch
 from engine.kernels.fp8_gemm import BLOCK_COLUMNS, fp8_gemm_launches
+from engine.kernels.fp8_pages import Fp8Pages, page_bytes
 from engine.kernels.fp8_rows import Fp8Rows, fp8_rows_launch
-from engine.kernels.kv_write_fp8 import Fp8Pages, kv_write_fp8_launch, page_bytes
+from engine.kernels.kv_write import kv_write_launch
 from engine.kernels.packed_decode import decode_weight_launch
 from engine.kernels.packed_gemm import PackedWeight, packed_gemm_launches
 from engine.kernels.specialisations import Specialisation
@@ -79,7 +80,7 @@ def _fp8_cache_launches(arch: int, dtype: torch.dtype) -> Iterator[Specialisatio
     raw = _meta((64, page_bytes(block_size, kv_heads, head_dim)), torch.uint8)
     pages = Fp8Pages.of(raw, block_size, kv_heads, head_dim)
     q, k = _meta((seqs, heads, head_dim), dtype), _meta((seqs, kv_heads, head_dim), dtype)
-    yield Specialisation("kv_write_fp8", kv_write_fp8_launch(k, k, pages, pages, _meta((seqs,), torch.int64)))
+    yield Specialisation("kv_write_fp8", kv_write_launch(k, k, pages, pages, _meta((seqs,), torch.int64)))
     cache = (pages.codes, pages.codes, _meta((seqs, 64), torch.int32))
     scales, scale = (pages.scale, pages.scale), head_dim**-0.5
     lengths, splits = _meta((seqs,), torch.int32), 4

@@ -15,6 +15,29 @@ from engine.kernels.launch import Launch, next_power_of_2
 
 
 @triton.jit
+def summed_row(
+    x_ptr: tl.tensor, residual_ptr: tl.tensor, column: tl.tensor, kept: tl.tensor, ADD: tl.constexpr
+) -> tl.tensor:
+    """The row at x_ptr in float32; with ADD, plus the row at residual_ptr, where the rounded sum is stored."""
+    x = tl.load(x_ptr + column, mask=kept, other=0.0).to(tl.float32)
+    if ADD:
+        summed = x + tl.load(residual_ptr + column, mask=kept, other=0.0).to(tl.float32)
+        rounded = summed.to(residual_ptr.dtype.element_ty)
+        tl.store(residual_ptr + column, rounded, mask=kept)
+        x = rounded.to(tl.float32)
+    return x
+
+
+@triton.jit
+def normed_row(
+    x: tl.tensor, weight_ptr: tl.tensor, eps: tl.tensor, column: tl.tensor, kept: tl.tensor, WIDTH: tl.constexpr
+) -> tl.tensor:
+    """The norm of a row of WIDTH elements, float32, zero where it is not kept."""
+    weight = tl.load(weight_ptr + column, mask=kept, other=0.0).to(tl.float32)
+    return x * tl.rsqrt(tl.sum(x * x, 0) / WIDTH + eps) * weight
+
+
+@triton.jit
 def rms_norm_kernel(
     out_ptr: tl.tensor,
     x_ptr: tl.tensor,
@@ -30,15 +53,8 @@ def rms_norm_kernel(
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, HIDDEN_PADDED)
     kept = column < HIDDEN
-    x = tl.load(x_ptr + row * stride_x + column, mask=kept, other=0.0).to(tl.float32)
-    if ADD:
-        place = residual_ptr + row * HIDDEN + column
-        summed = x + tl.load(place, mask=kept, other=0.0).to(tl.float32)
-        rounded = summed.to(residual_ptr.dtype.element_ty)
-        tl.store(place, rounded, mask=kept)
-        x = rounded.to(tl.float32)
-    weight = tl.load(weight_ptr + column, mask=kept, other=0.0).to(tl.float32)
-    y = x * tl.rsqrt(tl.sum(x * x, 0) / HIDDEN + eps) * weight
+    x = summed_row(x_ptr + row * stride_x, residual_ptr + row * HIDDEN, column, kept, ADD)
+    y = normed_row(x, weight_ptr, eps, column, kept, HIDDEN)
     tl.store(out_ptr + row * HIDDEN + column, y.to(out_ptr.dtype.element_ty), mask=kept)
 
 

@@ -11,9 +11,9 @@ import torch
 from engine.kernels import heuristics
 from engine.kernels.attn_decode import decode_launches
 from engine.kernels.attn_prefill import prefill_launch
+from engine.kernels.fp8_pages import Fp8Pages, page_bytes
 from engine.kernels.jit_monitor import monitor
 from engine.kernels.kv_write import kv_write_launch
-from engine.kernels.kv_write_fp8 import Fp8Pages, kv_write_fp8_launch, page_bytes
 from engine.kernels.product_table import FP8_ARCH
 from engine.layers.attention import AttentionConfig, StepGeometry
 from engine.layers.staging import Staging
@@ -177,14 +177,13 @@ class TritonAttention:
         self, layer: int, k: torch.Tensor, v: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
         """Write the step's K and V; the layer's pages of both, and their scales if they have any."""
-        slots, (k_raw, v_raw) = self._slots[: self._tokens], self.kv_cache[layer].unbind(0)
-        if not self.config.fp8:
+        cfg, slots, (k_raw, v_raw) = self.config, self._slots[: self._tokens], self.kv_cache[layer].unbind(0)
+        if not cfg.fp8:
             kv_write_launch(k, v, k_raw, v_raw, slots).run()
             return k_raw, v_raw, None
-        cfg = self.config
         k_pages = Fp8Pages.of(k_raw, cfg.block_size, cfg.num_kv_heads, cfg.head_dim)
         v_pages = Fp8Pages.of(v_raw, cfg.block_size, cfg.num_kv_heads, cfg.head_dim)
-        kv_write_fp8_launch(k, v, k_pages, v_pages, slots, interpreted=self._arch == heuristics.INTERPRETER).run()
+        kv_write_launch(k, v, k_pages, v_pages, slots, interpreted=self._arch == heuristics.INTERPRETER).run()
         return k_pages.codes, v_pages.codes, (k_pages.scale, v_pages.scale)
 
     def _warm_up(self) -> None:

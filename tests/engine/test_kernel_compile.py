@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from engine.kernels.product_launches import product_launches
+from engine.kernels.specialisations import MODEL_SHAPES, model_launches
 from engine.messages import Stats
 from engine.metrics import EngineMetrics
 
@@ -55,6 +58,16 @@ def check(resources: list[dict[str, Any]], archs: set[int]) -> None:
             assert one["async_copies"] > 0, one
         if one["kernel"] == "prefill" and one["arch"] == 90:
             assert one["wgmma"] > 0, one  # tall tiles use Hopper's warp-group instructions
+
+
+def test_every_kernel_is_compiled_by_some_launch() -> None:
+    """None in the folder that reports and assertions have not heard of."""
+    parts = [part for shape in MODEL_SHAPES for part in model_launches(shape, 90)]
+    parts += [part for _, part in product_launches(90)]
+    folder = ROOT / "engine" / "kernels"
+    sources = [file.read_text() for file in folder.glob("*.py")]
+    defined = {name for text in sources for name in re.findall(r"^@triton\.jit.*\ndef (\w+_kernel)\(", text, re.M)}
+    assert {part.launch.kernel.fn.__name__ for part in parts} == defined
 
 
 def test_kernels_of_a_common_model() -> None:

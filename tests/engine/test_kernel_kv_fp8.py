@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from engine.kernels.attn_tile import paged_attention_reference
-from engine.kernels.kv_write_fp8 import Fp8Pages, kv_write_fp8_launch, kv_write_fp8_reference, page_bytes
+from engine.kernels.fp8_pages import Fp8Pages, kv_write_fp8_reference, page_bytes
+from engine.kernels.kv_write import kv_write_launch
 from engine.layers.attention_cpu import CpuAttention
 from engine.layers.attention_triton import TritonAttention
 from engine.layers.device import build_attention
@@ -38,7 +39,7 @@ def test_writing_fills_its_slots_and_no_other(kv_heads: int, head_dim: int, dtyp
     slots = torch.tensor([17, -1, 0, 63, 32], device=qkv.device)  # -1: padding
     written = [pages_of(4, kv_heads, head_dim) for _ in range(2)]
     expected = [pages_of(4, kv_heads, head_dim) for _ in range(2)]
-    kv_write_fp8_launch(k, v, written[0], written[1], slots, interpreted=INTERPRETED).run()
+    kv_write_launch(k, v, written[0], written[1], slots, interpreted=INTERPRETED).run()
     for x, got, want in zip((k, v), written, expected, strict=True):
         kv_write_fp8_reference(x, want, slots)
         torch.testing.assert_close(got.scale, want.scale, rtol=1e-6, atol=0, equal_nan=True)
