@@ -15,31 +15,27 @@ import argparse
 import asyncio
 import contextlib
 import itertools
-import json
 import os
 import random
 import secrets
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import yaml
 
+from bench.bundled import CONTEXT_TOKENS, MODEL, gateway, pulled_model
 from bench.engine import EngineProcess
-from bench.gateway import answers, free_port, process
+from bench.gateway import free_port
 from bench.report import Row, report
 
 SYSTEMS = ("one_engine", "one_engine_target_tpot", "prefill_decode_shm", "prefill_decode_tcp")
 _TARGET_TPOT_MS = 50
-_MODEL_TOKENS = 4096
-_FREE = {"input_usd_per_million": 0, "output_usd_per_million": 0}
 _APART_S = 1.0  # from one prompt to the next
 _ANSWER_TOKENS = 16
 
@@ -64,9 +60,7 @@ class Load:
 
 async def measure(load: Load, runs: int) -> list[Row]:
     """Rows of all systems, in turns, so that a slow minute of the machine hits all of them."""
-    from gateway.models.store import ModelStore
-
-    model = ModelStore(Path("var")).pull("smollm2-135m", progress=lambda done, total: None).model.path
+    model = pulled_model()
     found: dict[str, list[Measured]] = {name: [] for name in SYSTEMS}
     for run in range(runs):
         for name in SYSTEMS:
@@ -101,13 +95,13 @@ async def _run(name: str, model: Path, load: Load, run: int) -> Measured:
             for engine in engines:
                 await engine.wait_ready(session)
             roles = [(engine.url, role) for engine, (role, _) in zip(engines, plan, strict=True)]
-            url, key = stack.enter_context(_gateway(roles, folder))
+            url, key = stack.enter_context(gateway(_backend(roles), folder))
             return await _arrive(session, url, key, load, run)
 
 
 def _engines(name: str, cores: int, folder: Path) -> list[tuple[str, list[str]]]:
     """Role and arguments of each engine of a system."""
-    common = ["--max-model-len", str(_MODEL_TOKENS), "--kv-cache-bytes", str(512 << 20)]
+    common = ["--max-model-len", str(CONTEXT_TOKENS), "--kv-cache-bytes", str(512 << 20)]
     if name.startswith("one_engine"):
         target = ["--target-tpot-ms", str(_TARGET_TPOT_MS)] if name.endswith("target_tpot") else []
         return [("both", [*common, "--threads", str(cores), *target])]
@@ -119,34 +113,12 @@ def _engines(name: str, cores: int, folder: Path) -> list[tuple[str, list[str]]]
     ]
 
 
-@contextlib.contextmanager
-def _gateway(engines: list[tuple[str, str]], folder: Path) -> Iterator[tuple[str, str]]:
-    import policies
-
-    port, config = free_port(), folder / "tierline.yaml"
-    replicas = [{"url": f"{url}/v1", "role": role} for url, role in engines]
-    backend: dict[str, Any] = {"replicas": replicas}
+def _backend(engines: list[tuple[str, str]]) -> dict[str, Any]:
+    """`engines`: address and role of each."""
+    backend: dict[str, Any] = {"replicas": [{"url": f"{url}/v1", "role": role} for url, role in engines]}
     if len(engines) > 1:
         backend["placement"] = {"prefill_from_tokens": 256, "prefill_timeout_s": 50}
-    document = {
-        "server": {"port": port, "log": {"level": "warning"}},
-        "storage": {"data_dir": str(folder / "var")},
-        "policies_dir": str(Path(policies.__file__).parent),
-        "models": {"bench": {"tier": "small", "backend": "engines", "context_length": _MODEL_TOKENS, "price": _FREE}},
-        "backends": {"engines": backend},
-        "cache": {"enabled": False},
-    }
-    config.write_text(yaml.safe_dump(document))
-    create = ["-c", "from gateway.cli import main; main()", "keys", "create", "--config", str(config), "--json"]
-    key = json.loads(subprocess.check_output([sys.executable, *create], text=True))["key"]
-    url = f"http://127.0.0.1:{port}/v1"
-    with process([sys.executable, "-m", "gateway", "--config", str(config)], 0) as started:
-        until = time.monotonic() + 60
-        while not answers(url, [f"authorization: Bearer {key}"], "bench"):
-            if started.poll() is not None or time.monotonic() > until:
-                raise RuntimeError(f"the gateway does not answer at {url}")
-            time.sleep(0.2)
-        yield url, key
+    return backend
 
 
 async def _arrive(session: aiohttp.ClientSession, url: str, key: str, load: Load, run: int) -> Measured:
@@ -155,7 +127,7 @@ async def _arrive(session: aiohttp.ClientSession, url: str, key: str, load: Load
 
     async def tokens(prompt: list[int], count: int) -> list[float]:
         """When each event of an answer came, and before them when it was asked for."""
-        body = {"model": "bench", "prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True}
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True}
         times = [time.monotonic()]
         headers = {"authorization": f"Bearer {key}"}
         async with session.post(f"{url}/completions", json={**body, "stream": True}, headers=headers) as response:

@@ -9,25 +9,21 @@ first token. Engines and gateway share the machine's cores, in both cases alike.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import random
 import secrets
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import yaml
 
+from bench.bundled import CONTEXT_TOKENS, MODEL, gateway, pulled_model
 from bench.engine import EngineProcess
-from bench.gateway import answers, free_port, process
 from bench.report import Row
 
 CONVERSATIONS = 6
@@ -37,9 +33,7 @@ SYSTEMS = ("tierline_events", "tierline_sent", "off")
 
 
 async def measure(rounds: int, runs: int) -> list[Row]:
-    from gateway.models.store import ModelStore
-
-    model = ModelStore(Path("var")).pull("smollm2-135m", progress=lambda done, total: None).model.path
+    model = pulled_model()
     found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in SYSTEMS}
     for run in range(runs):
         for name in SYSTEMS:  # in turns, so that a slow minute of the machine hits all of them
@@ -57,7 +51,7 @@ async def measure(rounds: int, runs: int) -> list[Row]:
 
 async def _run(name: str, model: Path, rounds: int, run: int) -> tuple[float, float, float]:
     os.environ["TIERLINE_PAGE_SEED"] = secrets.token_hex(32)
-    arguments = ["--threads", "1", "--max-model-len", "4096", "--kv-cache-bytes", str(256 << 20)]
+    arguments = ["--threads", "1", "--max-model-len", str(CONTEXT_TOKENS), "--kv-cache-bytes", str(256 << 20)]
     engines = [EngineProcess(model, arguments) for _ in range(2)]
     try:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as session:
@@ -65,7 +59,7 @@ async def _run(name: str, model: Path, rounds: int, run: int) -> tuple[float, fl
                 await engine.wait_ready(session)
             with (
                 tempfile.TemporaryDirectory() as folder,
-                _gateway(name, [e.url for e in engines], Path(folder)) as door,
+                gateway(_backend(name, [e.url for e in engines]), Path(folder)) as door,
             ):
                 return await _converse(session, *door, rounds, run)
     finally:
@@ -73,32 +67,9 @@ async def _run(name: str, model: Path, rounds: int, run: int) -> tuple[float, fl
             engine.stop()
 
 
-@contextlib.contextmanager
-def _gateway(name: str, urls: list[str], folder: Path) -> Iterator[tuple[str, str]]:
-    import policies
-
-    port, config = free_port(), folder / "tierline.yaml"
-    backend: dict[str, Any] = {"base_urls": [f"{url}/v1" for url in urls]}
-    backend["placement"] = {"prefix": name.removeprefix("tierline_")}
-    document = {
-        "server": {"port": port, "log": {"level": "warning"}},
-        "storage": {"data_dir": str(folder / "var")},
-        "policies_dir": str(Path(policies.__file__).parent),
-        "models": {"bench": {"tier": "small", "backend": "engines", "context_length": 4096}},
-        "backends": {"engines": backend},
-        "cache": {"enabled": False},
-    }
-    config.write_text(yaml.safe_dump(document))
-    create = ["-c", "from gateway.cli import main; main()", "keys", "create", "--config", str(config), "--json"]
-    key = json.loads(subprocess.check_output([sys.executable, *create], text=True))["key"]
-    url = f"http://127.0.0.1:{port}/v1"
-    with process([sys.executable, "-m", "gateway", "--config", str(config)], 0) as started:
-        until = time.monotonic() + 60
-        while not answers(url, [f"authorization: Bearer {key}"], "bench"):
-            if started.poll() is not None or time.monotonic() > until:
-                raise RuntimeError(f"the gateway does not answer at {url}")
-            time.sleep(0.2)
-        yield url, key
+def _backend(name: str, urls: list[str]) -> dict[str, Any]:
+    """Both engines, placed as the system `name` does."""
+    return {"base_urls": [f"{url}/v1" for url in urls], "placement": {"prefix": name.removeprefix("tierline_")}}
 
 
 async def _converse(
@@ -116,7 +87,7 @@ async def _converse(
         nonlocal prompt_tokens, cached
         async with at_once:
             messages.append({"role": "user", "content": question})
-            body = {"model": "bench", "messages": messages, "max_tokens": 16, "temperature": 0, "stream": True}
+            body = {"model": MODEL, "messages": messages, "max_tokens": 16, "temperature": 0, "stream": True}
             body["stream_options"] = {"include_usage": True}
             headers = {"authorization": f"Bearer {key}"}
             began, first, said, usage = time.monotonic(), None, "", None

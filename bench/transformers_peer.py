@@ -20,6 +20,7 @@ import torch
 import transformers
 
 from bench.engine import ANSWER_TOKENS, PROMPT_TOKENS, VOCABULARY, WARM_UP_TOKENS, Budget, Series, setting
+from bench.llama_config import llama_config
 from bench.report import Row
 from engine.loader.families import GgufTensors
 from engine.loader.gguf import GgufFile
@@ -36,20 +37,7 @@ def load(path: Path, dtype: torch.dtype) -> Any:
     spec = tensors.spec
     if spec.architecture != "llama":
         raise ValueError(f"{path}: the peer knows the Llama family only, not {spec.architecture!r}")
-    config = transformers.LlamaConfig(
-        vocab_size=spec.vocab_size,
-        hidden_size=spec.hidden_size,
-        intermediate_size=spec.intermediate_size,
-        num_hidden_layers=spec.num_layers,
-        num_attention_heads=spec.num_heads,
-        num_key_value_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        max_position_embeddings=spec.max_position,
-        rms_norm_eps=spec.norm_eps,
-        tie_word_embeddings=spec.tied_embeddings,
-        rope_parameters={"rope_type": "default", "rope_theta": spec.ropes[0].theta},
-    )
-    model = transformers.LlamaForCausalLM(config)
+    model = transformers.LlamaForCausalLM(llama_config(spec))
     state = {
         "model.embed_tokens.weight": tensors.embedding().dequantize(),
         "model.norm.weight": tensors.final_norm(),

@@ -12,9 +12,10 @@ import torch
 
 from bench.gpu.engines import GREEDY, decode_plan, prefill_plan, triton_runner
 from bench.gpu.figures import Figure
-from bench.gpu.shapes import SHAPES, tiny
+from bench.gpu.shapes import SHAPES, RandomTensors, tiny
 from engine.graphs import CudaRecorder, Recorder
 from engine.kernels.jit_monitor import monitor
+from engine.piecewise import MOST_TOKENS
 from engine.runner import ModelRunner
 from engine.types import RowResult, StepPlan
 
@@ -46,8 +47,8 @@ def recorded(device: torch.device, *, dry: bool) -> list[Figure]:
     """Replayed steps equal eager ones, within rounding where libraries choose other kernels; how many to the last bit
     is a figure of its own."""
     shape, most = tiny(SHAPES["llama-3.1-8b"]), 4 if dry else 24
-    eager, replaying = (triton_runner(shape, device, max_num_seqs=most) for _ in range(2))
-    replaying.record(_recorder(device))
+    eager, replaying = (triton_runner(RandomTensors(shape), device, max_num_seqs=most) for _ in range(2))
+    replaying.record(_recorder(device), most_tokens=16 if dry else MOST_TOKENS)
     params, vocabulary = replace(GREEDY, logprobs=5), shape.spec.vocab_size
     worst, compared, equal = 0.0, 0, 0
     for rows in (1, 3) if dry else (1, 2, 3, 5, 8, 11, 16, 23, 24):
@@ -75,7 +76,7 @@ def compiled(device: torch.device, *, dry: bool) -> list[Figure]:
     """No kernel is compiled once an engine is warm, whatever sizes its steps have."""
     shape = tiny(SHAPES["qwen3-8b"])
     monitor.install()
-    runner = triton_runner(shape, device, max_num_seqs=8)
+    runner = triton_runner(RandomTensors(shape), device, max_num_seqs=8)
     vocabulary = shape.spec.vocab_size
     for plan in (prefill_plan(40, vocabulary), decode_plan([41], vocabulary)):
         _results(runner, plan)

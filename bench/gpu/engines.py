@@ -6,15 +6,18 @@ from collections.abc import Sequence
 
 import torch
 
-from bench.gpu.shapes import RandomModel, RandomTensors, Shape
+from bench.gpu.shapes import RandomModel, Shape
+from engine.kernels.product_table import CUBLAS_ABOVE_ROWS
 from engine.layers.attention import AttentionConfig
 from engine.layers.attention_triton import TritonAttention
 from engine.layers.linear import LinearPolicy
 from engine.layers.ops_triton import TritonOps
 from engine.load_runner import load_runner
 from engine.models.decoder import Decoder
+from engine.models.tensors import TensorSource
 from engine.runner import ModelRunner
 from engine.sampler import Sampler
+from engine.sampling.on_device import DeviceSampling
 from engine.types import SamplingParams, StepPlan, StepRow
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -35,10 +38,21 @@ def serving_runner(
     )
 
 
-def triton_runner(shape: Shape, device: torch.device, *, max_num_seqs: int, deterministic: bool = False) -> ModelRunner:
-    """A small engine on the Triton kernels: compiled on a GPU, interpreted elsewhere."""
-    spec, length = shape.spec, 512
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+def triton_runner(
+    source: TensorSource,
+    device: torch.device,
+    *,
+    max_num_seqs: int,
+    dtype: torch.dtype | None = None,
+    deterministic: bool = False,
+    kv_fp8: bool = False,
+) -> ModelRunner:
+    """A small engine on the Triton kernels, compiled on a GPU, interpreted elsewhere, on the weights as they are.
+
+    `dtype` None: bfloat16 on a GPU, else float32.
+    """
+    spec, length = source.spec, 512
+    dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
     config = AttentionConfig(
         num_layers=spec.num_layers,
         num_heads=spec.num_heads,
@@ -52,11 +66,18 @@ def triton_runner(shape: Shape, device: torch.device, *, max_num_seqs: int, dete
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=length,
         max_blocks_per_seq=length // BLOCK_SIZE,
+        windows=tuple(layer.window for layer in spec.layers),
+        softcap=spec.attention_softcap,
+        sinks=spec.sinks,
+        fp8=kv_fp8,
     )
     attention = TritonAttention(config, deterministic=deterministic)
-    policy = LinearPolicy(device, dtype, packed_rows=0)
-    decoder = Decoder(RandomTensors(shape), policy, attention, TritonOps(), max_position=length)
-    return ModelRunner(decoder, attention, Sampler(frozenset()), max_model_len=length)
+    policy = LinearPolicy(
+        device, dtype, packed_rows=CUBLAS_ABOVE_ROWS, dense=False, triton=True, deterministic=deterministic
+    )
+    decoder = Decoder(source, policy, attention, TritonOps(), max_position=length)
+    sampler = Sampler(frozenset(), DeviceSampling(max_num_seqs, spec.vocab_size, device))
+    return ModelRunner(decoder, attention, sampler, max_model_len=length)
 
 
 def decode_plan(

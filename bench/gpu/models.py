@@ -14,6 +14,7 @@ from bench.gpu.card import Card
 from bench.gpu.engines import BLOCK_SIZE, decode_plan, prefill_plan, serving_runner
 from bench.gpu.figures import Figure, seconds
 from bench.gpu.shapes import SHAPES, Shape, tiny
+from bench.llama_config import llama_config
 from engine.assembly import build_scheduler
 from engine.config import EngineConfig
 from engine.messages import NewRequest
@@ -145,21 +146,10 @@ def transformers_generate(device: torch.device, *, dry: bool) -> list[Figure]:
     import transformers
 
     spec = (tiny(SHAPES["llama-3.1-8b"]) if dry else SHAPES["llama-3.1-8b"]).spec
-    config = transformers.LlamaConfig(
-        vocab_size=spec.vocab_size,
-        hidden_size=spec.hidden_size,
-        intermediate_size=spec.intermediate_size,
-        num_hidden_layers=spec.num_layers,
-        num_attention_heads=spec.num_heads,
-        num_key_value_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        max_position_embeddings=spec.max_position,
-        tie_word_embeddings=False,
-    )
     with torch.device(device):
         torch.set_default_dtype(torch.bfloat16)
         try:
-            network = transformers.LlamaForCausalLM(config).eval()
+            network = transformers.LlamaForCausalLM(llama_config(spec)).eval()
         finally:
             torch.set_default_dtype(torch.float32)
     count, context = (3, 20) if dry else (64, 1024)

@@ -19,14 +19,18 @@ from engine.loader.info import GenerationDefaults, ModelInfo, TokenizerData
 from engine.loader.source import OpenModel
 from engine.memory import MatrixHeader
 from engine.models.rope import RopeSpec
-from engine.models.spec import LayerSpec, ModelSpec, MoeSpec
+from engine.models.spec import ModelSpec, MoeSpec
 from engine.models.tensors import ExpertTensors, FloatArray, LayerTensors, NetworkTensors
+from engine.planning.headers import matrices_of
+from engine.planning.shapes import SHAPES as PUBLISHED
 from engine.quant.fp8 import Fp8Matrix
 from engine.quant.int4 import Int4Matrix
 from engine.quant.matrix import GROUP_SIZE, PIECE_VALUES, AffineBlocks, WeightMatrix
 
 Encoding = Literal["bf16", "fp8", "awq"]
+_ENCODINGS: dict[Encoding, str] = {"bf16": "BF16", "fp8": "F8_E4M3", "awq": "AWQ"}
 _AWQ_GROUP = 128
+_MAX_POSITION = 16384
 Block = Literal["floats", "bytes", "codes"]
 _RANDOM = np.random.default_rng(0)
 _BYTES = _RANDOM.integers(0, 256, PIECE_VALUES, dtype=np.uint8)
@@ -64,51 +68,20 @@ class Shape:
         return held_bytes - embedding - experts * (moe.num_experts - hit)
 
 
-def _spec(
-    layers: int,
-    hidden: int,
-    intermediate: int,
-    heads: int,
-    kv_heads: int,
-    vocab: int,
-    *,
-    head_dim: int = 128,
-    qk_norm: bool = False,
-    moe: MoeSpec | None = None,
-    max_position: int = 16384,
-) -> ModelSpec:
-    layer = LayerSpec(RopeSpec(theta=500_000.0, rotary_dim=head_dim), experts=moe is not None)
-    return ModelSpec(
-        architecture="random",
-        layers=(layer,) * layers,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        vocab_size=vocab,
-        max_position=max_position,
-        norm_eps=1e-5,
-        tied_embeddings=False,
-        qk_norm=qk_norm,
-        moe=moe,
-    )
+def _shape(name: str, published: str, encoding: Encoding = "bf16") -> Shape:
+    """A public model's sizes, with rotary tables no longer than the check needs."""
+    return Shape(name, replace(PUBLISHED[published], max_position=_MAX_POSITION), encoding)
 
-
-_LLAMA_8B = _spec(32, 4096, 14336, 32, 8, 128_256)
-_LLAMA_70B = _spec(80, 8192, 28672, 64, 8, 128_256)
-_QWEN3_8B = _spec(36, 4096, 12288, 32, 8, 151_936, qk_norm=True)
-_QWEN3_30B = _spec(48, 2048, 6144, 32, 4, 151_936, qk_norm=True, moe=MoeSpec(128, 8, 768, renormalise=True))
 
 SHAPES = {
     shape.name: shape
     for shape in (
-        Shape("llama-3.1-8b", _LLAMA_8B),
-        Shape("llama-3.1-8b-fp8", _LLAMA_8B, "fp8"),
-        Shape("llama-3.1-8b-awq", _LLAMA_8B, "awq"),
-        Shape("qwen3-8b", _QWEN3_8B),
-        Shape("llama-70b-fp8", _LLAMA_70B, "fp8"),
-        Shape("qwen3-30b-a3b", _QWEN3_30B),
+        _shape("llama-3.1-8b", "llama-3.1-8b"),
+        _shape("llama-3.1-8b-fp8", "llama-3.1-8b", "fp8"),
+        _shape("llama-3.1-8b-awq", "llama-3.1-8b", "awq"),
+        _shape("qwen3-8b", "qwen3-8b"),
+        _shape("llama-70b-fp8", "llama-3.1-70b", "fp8"),
+        _shape("qwen3-30b-a3b", "qwen3-30b-a3b"),
     )
 }
 
@@ -230,15 +203,10 @@ class RandomTensors:
 
     def matrices(self, *, output: bool = True) -> Iterator[Sequence[MatrixHeader]]:
         """What `Demand` counts."""
-        for layer in self.layers():
-            yield list(layer.qkv)
-            yield [layer.attention_output]
-            mlp = layer.mlp
-            for network in mlp.experts if isinstance(mlp, ExpertTensors) else [mlp]:
-                yield list(network.gate_up)
-                yield [network.down]
+        *blocks, last = matrices_of(self.spec, _ENCODINGS[self._encoding])
+        yield from blocks
         if output:
-            yield [self.output()]
+            yield last
 
     def _of(self, rows: int, columns: int) -> WeightMatrix:
         return _matrix(self._encoding, rows, columns)

@@ -207,9 +207,11 @@ def all_logits(runner: ModelRunner, tokens: Sequence[int], pages: Sequence[int],
             runner.max_model_len,
         )
         runner.attention.begin(step)
-        ids = torch.tensor(tokens[start : start + chunk])
-        hidden = runner.decoder.hidden(ids, torch.from_numpy(step.positions), torch.arange(len(ids)))
-        parts.append(runner.decoder.logits(hidden).clone())
+        device = runner.attention.config.device
+        ids = torch.tensor(tokens[start : start + chunk], device=device)
+        positions = torch.from_numpy(step.positions).to(device)
+        hidden = runner.decoder.hidden(ids, positions, torch.arange(len(ids), device=device))
+        parts.append(runner.decoder.logits(hidden).cpu())
     return torch.cat(parts)
 
 
