@@ -11,7 +11,14 @@ from typing import Any
 
 import msgspec
 
-from backends.protocol import MAX_SALT_CHARACTERS, ChatRequest, InvalidRequest, Message, whole_number
+from backends.protocol import (
+    MAX_SALT_CHARACTERS,
+    ChatRequest,
+    CompletionRequest,
+    InvalidRequest,
+    Message,
+    whole_number,
+)
 
 _RESPONSE_FORMATS = ("text", "json_object", "json_schema", "structural_tag")  # the last is vLLM's
 _TOKEN_ID_DIGITS = 10
@@ -38,6 +45,12 @@ def check_ranges(request: msgspec.Struct) -> None:
     for value, (name, low, high) in zip(values(request), ranges, strict=True):
         if value is not None and not low <= value <= high:
             raise InvalidRequest(f"'{name}' must be between {low} and {high}, got {value}.", param=name)
+
+
+def check_completion(request: CompletionRequest) -> None:
+    """The same for text completions. With `echo`, `max_tokens` may be 0: the prompt is wanted back, scored perhaps."""
+    only_echo = request.max_tokens == 0 and request.echo
+    check_ranges(msgspec.structs.replace(request, max_tokens=None) if only_echo else request)
 
 
 @lru_cache

@@ -3,7 +3,8 @@
     Add ─► grammar compiled? ─► pages that are kept elsewhere here? ─► scheduler
             (Anteroom)           (Tiers)
 
-Requests that came together stay together. A refusal concerns all of them.
+Requests that came together stay together. A refusal concerns all of them. Who was preempted is in the scheduler
+already; when there is room for it again, its pages are looked for once more.
 """
 
 from __future__ import annotations
@@ -79,8 +80,11 @@ class Admission:
             going_on = [r for r in compiled.requests if r.request_id not in compiled.faults]
             if going_on:
                 yield from self._go_on(going_on, compiled.grammars)
-        for loaded in self._tiers.ready() if self._tiers is not None else ():
+        if self._tiers is None:
+            return
+        for loaded in self._tiers.ready():
             yield from self._refusal(loaded.requests, partial(self._scheduler.add, loaded.requests, loaded.grammars))
+        self._tiers.look_again(self._scheduler.returning())
 
     def finished(self, at: float, count: int) -> None:
         """So many requests ended at this time: what the next refusal's advice to come again is made of."""

@@ -29,7 +29,6 @@ from engine.messages import (
     Add,
     Fatal,
     FromCore,
-    NewRequest,
     Pages,
     Pong,
     Ready,
@@ -40,10 +39,9 @@ from engine.messages import (
     ToCore,
 )
 from engine.metrics import EngineMetrics
-from engine.pooled_text import PooledText
+from engine.pooled_text import PooledText, Turn
 from engine.pulse import Health, Pulse
 from engine.text.answer import Answer, AnswerAborted, EngineBusy, EngineDown, EngineError, Generation, PromptRejected
-from engine.types import SamplingParams
 
 log = logging.getLogger("engine.client")
 
@@ -70,7 +68,7 @@ class EngineClient:
         self.metrics = metrics
         self.ready: Ready | None = None
         self.feed = PageFeed()
-        self.adapters = AdapterRegistry(adapters, self._send)
+        self.adapters = AdapterRegistry(adapters, self._send, metrics.adapters)
         self.startup_failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.config = config  # of the core that serves, or comes next
         self._core_module = core_module
@@ -275,6 +273,9 @@ class EngineClient:
         """
         self._check_up()
         adapter_ids = [self.adapters.id_of(generation.adapter) for generation in generations]
+        for generation in generations:
+            if generation.adapter is not None:
+                self.metrics.adapters.asked(generation.adapter)
         answers = [Answer(next(self._ids), generation) for generation in generations]
         self._answers.update((answer.request_id, answer) for answer in answers)
         requests = [
@@ -284,7 +285,7 @@ class EngineClient:
         self._submit(Add(requests))
         return answers
 
-    def pool(self, prompt_token_ids: list[int], cache_salt: str | None = None) -> PooledText:
+    def pool(self, prompt_token_ids: list[int], turn: Turn = Turn()) -> PooledText:
         """Send a text of which a vector is to be made. A refusal reaches it as its error.
 
         Raises:
@@ -293,7 +294,7 @@ class EngineClient:
         self._check_up()
         text = PooledText(next(self._ids), len(prompt_token_ids))
         self._answers[text.request_id] = text
-        self._submit(Add([NewRequest(text.request_id, prompt_token_ids, SamplingParams(), cache_salt)]))
+        self._submit(Add([turn.request(text.request_id, prompt_token_ids)]))
         return text
 
     def abort(self, answers: Iterable[Answer | PooledText]) -> None:

@@ -28,6 +28,7 @@ class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     bounded: bool = False  # it must lie below `EngineConfig.lora_dir`
     digest: str = ""  # of its content, where it was loaded before: another one is refused
+    replaces: int = 0  # the one whose place it takes, which goes when it serves; 0: of none
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,3 +74,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     deterministic: bool = False  # on a GPU, a request's attention does not depend on what runs beside it
     overlap: bool = False  # tell of a step while the device works on the next one
     trace_path: str | None = None  # where the time of each step is written to
+
+    @property
+    def most_adapters(self) -> int:
+        """Adapters in memory at a time: when one takes the place of another, both are there for a while."""
+        return self.max_loras + (self.lora_dir is not None)

@@ -101,6 +101,7 @@ class EngineCore:
         self._frames = FrameReader()
         self._stats_changed = False
         self._failures_in_a_row = 0
+        self._held_up = False  # all there is waits for pages from elsewhere
         self._steps = 0
         self._step_failures = 0
         self._last_step_end: float | None = None
@@ -172,7 +173,7 @@ class EngineCore:
 
     def _patience(self) -> float | None:
         """For how many seconds there is nothing to do unless something arrives; None: for ever."""
-        if self._scheduler.has_work:
+        if self._scheduler.has_work and not self._held_up:
             return 0.0
         return None if self._tiers is None else self._tiers.seconds_left()
 
@@ -238,6 +239,10 @@ class EngineCore:
         start = time.monotonic()
         trace.phase("queue")
         plan = self._scheduler.schedule()
+        self._held_up = not plan.rows
+        if self._held_up:
+            self._tell()
+            return
         if self._tiers is not None:
             self._tiers.spill()
         planned = time.monotonic()

@@ -15,6 +15,7 @@ from engine.layers import native
 from engine.layers.attention import AttentionConfig
 from engine.layers.device import build_attention, build_ops
 from engine.loader import OpenModel, open_model
+from engine.loader.errors import ModelFileError
 from engine.loader.progress import reported
 from engine.loader.source import ModelTensors
 from engine.memory import (
@@ -74,8 +75,8 @@ def load_runner(
     it. `kv_dtype`: of keys and values, "auto" for that of the activations or, on a GPU, "fp8" for half of that.
     `peers`: load this rank's part, as each of them does; the others then follow what rank 0 announces.
 
-    Raises ModelFileError (the file), EngineMemoryError (it does not fit), ValueError (a parameter out of range),
-    LayoutError (it cannot be divided so).
+    Raises ModelFileError (the file, or what it makes of a first text is not finite), EngineMemoryError (it does not
+    fit), ValueError (a parameter out of range), LayoutError (it cannot be divided so).
     """
     if not isinstance(model, OpenModel):
         model = open_model(model)
@@ -162,7 +163,8 @@ def load_runner(
     )
     if peers is not None and not peers.place.leads:
         return runner
-    warm_up(runner)
+    if (fault := warm_up(runner)) is not None:
+        raise ModelFileError(model.path, fault, "Its weights are damaged, or too large for this --precision")
     if target.type == "cuda":
         rehearse(runner)
         if graphs and pooling is None and peers is None:  # ranks are told of every step

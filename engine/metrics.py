@@ -12,6 +12,7 @@ from collections import deque
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from engine.adapters.metrics import AdapterMetrics
 from engine.gpu import GpuMetrics, find_source
 from engine.kv.prefix_metrics import PrefixMetrics
 from engine.messages import Stats
@@ -92,6 +93,7 @@ class EngineMetrics:
         self._hits = counter("tierline_engine_prefix_cache_hit_tokens", "Prompt tokens found and not computed.")
         self._evicted = counter("tierline_engine_prefix_cache_evicted_pages", "Cached pages given to others.")
         self._prefix = PrefixMetrics(self.registry, model)
+        self.adapters = AdapterMetrics(self.registry, model)
         self._aborts = counter("tierline_engine_aborts", "Requests given up by their client.")
         self._step_failures = counter("tierline_engine_step_failures", "Steps that failed as a whole.")
         self._late_kernels = counter("tierline_engine_late_kernels", "GPU kernels compiled while requests waited.")

@@ -44,7 +44,7 @@ def open_runner(
         max_num_drafts=0 if config.speculative == "off" else MOST_DRAFTS,
         draft=None if draft is None else demand_of(draft),
         pooling=choose_task(config.task, model.info.pooling),
-        adapter_values=config.max_loras * adapter_values(model.spec, config.max_lora_rank),
+        adapter_values=config.most_adapters * adapter_values(model.spec, config.max_lora_rank),
         graphs=config.graphs,
         deterministic=config.deterministic,
         kv_dtype=config.kv_dtype,

@@ -3,12 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 import numpy as np
 
-from engine.messages import Output
-from engine.text.answer import EngineError, GenerationFailed
-from engine.types import FinishReason, Vector
+from engine.messages import NewRequest, Output
+from engine.text.answer import DeadlineMissed, EngineError, GenerationFailed
+from engine.types import FinishReason, SamplingParams, Vector
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What decides when a text is computed, and whose pages it may share; see `NewRequest`."""
+
+    cache_salt: str | None = None
+    tenant: str = ""
+    priority: int = 0
+    deadline: float | None = None
+
+    def request(self, request_id: int, prompt_token_ids: list[int]) -> NewRequest:
+        """What the core is told of a text."""
+        return NewRequest(
+            request_id,
+            prompt_token_ids,
+            SamplingParams(),
+            self.cache_salt,
+            tenant=self.tenant,
+            priority=self.priority,
+            deadline=self.deadline,
+        )
 
 
 class PooledText:
@@ -30,6 +53,9 @@ class PooledText:
 
     def take(self, output: Output) -> bool:
         """Take over an output of the core. False: nothing is left that the core must be told to end."""
+        if output.finish_reason is FinishReason.DEADLINE:
+            self.fail(DeadlineMissed(output.error or "The request's deadline passed."), "deadline")
+            return False
         if output.finish_reason is FinishReason.ERROR or output.vector is None:
             self.fail(GenerationFailed(output.error or "The engine gave no vector and no reason."), "error")
             return False

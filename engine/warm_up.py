@@ -21,24 +21,42 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FEW_TOKENS = 32
+_GREEDY = SamplingParams(temperature=0.0)
 # What draws, ranks and reports the most at a time.
 _COSTLY = SamplingParams(
     temperature=1.0, top_p=0.9, min_p=0.01, repetition_penalty=1.1, logprobs=20, prompt_logprobs=20
 )
 
 
-def warm_up(runner: ModelRunner) -> None:
-    """One prefill and one decode step from page 1 on, so that the first request finds every kernel built."""
+def warm_up(runner: ModelRunner) -> str | None:
+    """One prefill and one decode step from page 1 on, so that the first request finds every kernel built.
+
+    Returns what was wrong with the results: then the model answers nobody. None: nothing.
+    """
     config = runner.attention.config
     tokens = [0] * min(_FEW_TOKENS, runner.max_model_len - 1, config.max_num_batched_tokens)
     pages = list(range(1, -(-(len(tokens) + 1) // config.block_size) + 1))
     if not tokens or pages[-1] >= config.num_blocks:
-        return
-    params = SamplingParams(temperature=0.0)
+        return None
+    faults: list[str] = []
     for start, chunk in ((0, tokens), (len(tokens), [0])):
-        row = StepRow(0, chunk, start, pages, True, params, [*tokens, 0], len(tokens))
-        runner.execute(StepPlan([row]))
+        row = StepRow(0, chunk, start, pages, True, _GREEDY, [*tokens, 0], len(tokens))
+        faults += [result.error for result in runner.execute(StepPlan([row])) if result.error is not None]
     _clean(runner, pages)
+    return faults[0] if faults else None
+
+
+def probe(runner: ModelRunner, adapter: int) -> str | None:
+    """Run a few tokens with an adapter, on the null page, which is nobody's. Why it cannot serve, or None.
+
+    May be called between any two steps.
+    """
+    config = runner.attention.config
+    most = min(config.block_size, runner.max_model_len, config.max_num_batched_tokens, runner.spec.vocab_size)
+    tokens = list(range(most))
+    [result] = runner.execute(StepPlan([StepRow(0, tokens, 0, [0], True, _GREEDY, tokens, most, adapter=adapter)]))
+    _clean(runner, [0])
+    return result.error
 
 
 def largest_steps(runner: ModelRunner) -> list[StepPlan]:

@@ -262,7 +262,7 @@ def set_aside(services: Services, life: Life, candidates: Sequence[Candidate]) -
     dearest = 0
     for model in {candidate.model for candidate in candidates}:
         settings = services.settings.models[model]
-        limit = asked.max_tokens or settings.max_output_tokens
+        limit = settings.max_output_tokens if asked.max_tokens is None else asked.max_tokens
         most = min(limit or settings.context_length, settings.context_length)
         life.output_limits[model] = asked.generated * most
         if limit is None or life.stream:

@@ -54,7 +54,7 @@ _BOUNDS: Mapping[str, Mapping[str, Json]] = {
         "stop": _STOPS,
         "store": {"enum": [False]},
     },
-    "CompletionRequest": {"prompt": {"minItems": 1, "maxItems": MAX_TOKEN_IDS}},
+    "CompletionRequest": {"prompt": {"minItems": 1, "maxItems": MAX_TOKEN_IDS}, "max_tokens": {"minimum": 0}},
     "Message": {"content": {"items": _PART}},
     "MessagesTurn": {"content": {"items": _BLOCK, "minItems": 1}},
     "MessagesRequest": {"messages": {"minItems": 1}, "stop_sequences": {"items": {"type": "string", "minLength": 1}}},

@@ -296,7 +296,7 @@ class Services:
         assert asked is not None
         if life.principal is not None and salted(self.settings, candidate.backend):
             fields["cache_salt"] = cache_salt(life.principal.team_id, asked.payload.get("cache_salt"))
-        if self.settings.backends[candidate.backend].engines and asked.operation in ("chat", "completions"):
+        if self.settings.backends[candidate.backend].engines:
             fields |= precedence(life, deadline)
         most = self.settings.models[candidate.model].max_output_tokens
         if most is not None and asked.output_limit is None:

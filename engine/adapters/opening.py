@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from engine.adapters.low_rank import AdapterWeights
@@ -9,6 +10,7 @@ from engine.adapters.peft import find_folder
 from engine.adapters.store import AdapterStore
 from engine.config import AdapterEntry, EngineConfig
 from engine.runner import ModelRunner
+from engine.warm_up import probe
 
 
 def open_adapters(config: EngineConfig, runner: ModelRunner) -> AdapterStore[AdapterWeights]:
@@ -19,7 +21,8 @@ def open_adapters(config: EngineConfig, runner: ModelRunner) -> AdapterStore[Ada
         folder = find_folder(entry.path, root if entry.bounded else None)
         return runner.load_adapter(folder, most_rank=config.max_lora_rank)
 
-    store = AdapterStore(runner.adapters.loaded, load, config.max_loras)
+    try_out = partial(probe, runner)
+    store = AdapterStore(runner.adapters.loaded, load, try_out, config.max_loras, spare=config.lora_dir is not None)
     for entry in config.adapters:
         store.load_now(entry)
     return store

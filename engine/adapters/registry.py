@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from engine.adapters.metrics import AdapterMetrics
 from engine.config import AdapterEntry
 from engine.messages import AdapterFailed, AdapterGone, AdapterLoaded, LoadAdapter, UnloadAdapter
 from engine.text.answer import AdapterMissing, EngineError
@@ -46,9 +47,10 @@ class ServedAdapter:
 class AdapterRegistry:
     """All names. It outlives the core: a new one is told to load what the last one had."""
 
-    def __init__(self, folders: Mapping[str, str], send: Send) -> None:
+    def __init__(self, folders: Mapping[str, str], send: Send, metrics: AdapterMetrics) -> None:
         """`folders`: by name, for the core to load when it starts. `send`: to the core, for as long as there is one."""
         self._send = send
+        self._metrics = metrics
         self._ids = itertools.count(1)
         self._served = {name: self._new(name, path, bounded=False) for name, path in folders.items()}
         self._loading: dict[int, tuple[ServedAdapter, asyncio.Future[AdapterLoaded]]] = {}
@@ -87,7 +89,7 @@ class AdapterRegistry:
             raise AdapterRefused(f"An adapter '{name}' is being loaded already.")
         if name in self._served and not replace:
             raise AdapterRefused(f"An adapter '{name}' is served already: unload it first, or set 'load_inplace'.")
-        adapter = self._new(name, path, bounded=True)
+        adapter = self._new(name, path, bounded=True, replaces=self.id_of(name) if name in self._served else 0)
         future: asyncio.Future[AdapterLoaded] = asyncio.get_running_loop().create_future()
         self._loading[adapter.entry.adapter_id] = adapter, future
         self._send(LoadAdapter(adapter.entry))
@@ -106,6 +108,8 @@ class AdapterRegistry:
         adapter = self._served.pop(name, None)
         if adapter is None:
             raise AdapterMissing(f"There is no adapter '{name}'.")
+        self._metrics.forget(name)
+        self._count()
         gone = self._going[adapter.entry.adapter_id] = asyncio.get_running_loop().create_future()
         self._send(UnloadAdapter(adapter.entry.adapter_id))
         await gone
@@ -132,14 +136,20 @@ class AdapterRegistry:
         for adapter_id in list(self._going):
             self.receive(AdapterGone(adapter_id))
 
-    def _new(self, name: str, path: str, *, bounded: bool) -> ServedAdapter:
-        entry = AdapterEntry(adapter_id=next(self._ids), path=path, bounded=bounded)
+    def _new(self, name: str, path: str, *, bounded: bool, replaces: int = 0) -> ServedAdapter:
+        entry = AdapterEntry(adapter_id=next(self._ids), path=path, bounded=bounded, replaces=replaces)
         return ServedAdapter(name, entry, int(time.time()))
 
+    def _count(self) -> None:
+        """Of those that a core has loaded."""
+        self._metrics.serving.set(sum(adapter.rank > 0 for adapter in self))
+
     def _on_loaded(self, message: AdapterLoaded) -> None:
+        self._metrics.loads["loaded"].inc()
         for adapter in self:
             if adapter.entry.adapter_id == message.adapter_id:  # the core has started
                 adapter.loaded(message)
+                self._count()
                 return
         asked = self._loading.pop(message.adapter_id, None)
         if asked is None or asked[1].done():  # whoever asked has given up
@@ -150,9 +160,11 @@ class AdapterRegistry:
         if (replaced := self._served.get(adapter.name)) is not None:
             self._send(UnloadAdapter(replaced.entry.adapter_id))
         self._served[adapter.name] = adapter
+        self._count()
         future.set_result(message)
 
     def _on_failed(self, adapter_id: int, text: str) -> None:
+        self._metrics.loads["failed"].inc()
         asked = self._loading.pop(adapter_id, None)
         if asked is not None and not asked[1].done():
             asked[1].set_exception(AdapterRefused(text))
@@ -161,3 +173,5 @@ class AdapterRegistry:
                 "the adapter '%s' is not served any more: the core could not load it again: %s", adapter.name, text
             )
             del self._served[adapter.name]
+            self._metrics.forget(adapter.name)
+        self._count()

@@ -1,14 +1,18 @@
 """The core's adapters: loaded in a thread, put in place between two steps, dropped when nobody uses them any more.
 
-    LoadAdapter ──→ a thread reads it ──→ in place          UnloadAdapter ──→ leaving ── its last request ends ──→ gone
+    LoadAdapter ──→ room for it? ──→ a thread reads it ──→ tried out, in place
+                       └ waits for those that leave
+    UnloadAdapter ──→ leaving ── its last request ends ──→ gone
 
-So loading holds up no step, and no request loses its adapter while it runs.
+So reading holds up no step, and no request loses its adapter while it runs. What was read is tried out on a few tokens
+before anybody gets it: values may be finite, and what the model makes of them not.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
@@ -33,6 +37,7 @@ class LoadedAdapter(Protocol):
 
 
 A = TypeVar("A", bound=LoadedAdapter)
+_DAMAGED = "The adapter is damaged or was trained in vain: copy it again or use another"
 
 
 def no_adapters() -> AdapterStore[LoadedAdapter]:
@@ -41,19 +46,30 @@ def no_adapters() -> AdapterStore[LoadedAdapter]:
     def never(entry: AdapterEntry) -> LoadedAdapter:
         raise AssertionError(f"{entry} was let in")
 
-    return AdapterStore({}, never, 0)
+    return AdapterStore({}, never, lambda _: None, 0)
 
 
 class AdapterStore(Generic[A]):
-    """At most `most` adapters, those that are being loaded or are about to go among them."""
+    """At most `most` adapters that serve or will, and with `spare` one more in memory: the one that makes room."""
 
-    def __init__(self, loaded: dict[int, A], load: Callable[[AdapterEntry], A], most: int) -> None:
+    def __init__(
+        self,
+        loaded: dict[int, A],
+        load: Callable[[AdapterEntry], A],
+        probe: Callable[[int], str | None],
+        most: int,
+        *,
+        spare: bool = False,
+    ) -> None:
         """`loaded`: by id, read by the runner and the scheduler. `load` is called in the thread; what it raises ends
-        as a message."""
+        as a message. `probe`: called between two steps with the id of one that is in `loaded`; why it cannot serve."""
         self.loaded = loaded
         self._load = load
+        self._probe = probe
         self._most = most
-        self._pending: set[int] = set()
+        self._room = most + spare
+        self._waiting: deque[AdapterEntry] = deque()  # for others to leave
+        self._pending: dict[int, AdapterEntry] = {}  # in the thread
         self._leaving: set[int] = set()
         self._done: SimpleQueue[tuple[AdapterEntry, A | str]] = SimpleQueue()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="adapters")
@@ -65,19 +81,36 @@ class AdapterStore(Generic[A]):
         return self._wake
 
     def ask(self, entry: AdapterEntry) -> None:
-        """Have an adapter loaded; `news` tells how that ended."""
-        if len(self.loaded) + len(self._pending) >= self._most:
+        """Have an adapter loaded, as soon as there is room for it; `news` tells how that ended."""
+        coming = [*self._pending.values(), *self._waiting, entry]
+        replaced = {one.replaces for one in coming}
+        staying = self.loaded.keys() - self._leaving - replaced
+        if len(staying | {one.adapter_id for one in coming}) > self._most:
             self._finish(entry, f"{self._most} adapters are loaded, as many as '--max-loras' allows. Unload one first")
             return
-        self._pending.add(entry.adapter_id)
-        self._thread.submit(lambda: self._finish(entry, self._loaded_or_why(entry)))
+        self._waiting.append(entry)
+        self._start()
 
     def load_now(self, entry: AdapterEntry) -> None:
         """Load an adapter in this thread, before there are steps; `news` tells of it.
 
-        Raises ModelFileError as `load`, but for one that was there before: then `news` tells why it is missing.
+        Raises ModelFileError as `load`, or where it cannot serve; but not for one that was there before: then `news`
+        tells why it is missing.
         """
-        self._finish(entry, self._loaded_or_why(entry) if entry.digest else self._load(entry))
+        result = self._loaded_or_why(entry) if entry.digest else self._load(entry)
+        if not entry.digest and not isinstance(result, str) and (fault := self._try_out(entry, result)) is not None:
+            raise ModelFileError(entry.path, fault, _DAMAGED)
+        self._finish(entry, result)
+
+    def _start(self) -> None:
+        """Read those that wait, as far as there is room."""
+        while self._waiting and len(self.loaded) + len(self._pending) < self._room:
+            entry = self._waiting.popleft()
+            self._pending[entry.adapter_id] = entry
+            self._thread.submit(self._read, entry)
+
+    def _read(self, entry: AdapterEntry) -> None:
+        self._finish(entry, self._loaded_or_why(entry))
 
     def leave(self, adapter_id: int) -> None:
         """Drop an adapter as soon as nobody uses it, also one that is still being loaded."""
@@ -87,12 +120,13 @@ class AdapterStore(Generic[A]):
         """Put in place what has been loaded, and drop what may go. `in_use`: the adapters of living requests."""
         told: list[AdapterLoaded | AdapterFailed | AdapterGone] = []
         for entry, result in self._take():
-            self._pending.discard(entry.adapter_id)
+            self._pending.pop(entry.adapter_id, None)
             told.append(self._put_in_place(entry, result))
-        if self._leaving - self._pending:
-            going = self._leaving - self._pending - set(in_use())
+        if self._leaving - self._pending.keys():
+            going = self._leaving - self._pending.keys() - set(in_use())
             self._leaving -= going
             told += [AdapterGone(i) for i in sorted(going) if self.loaded.pop(i, None) is not None]
+        self._start()
         return told
 
     def _loaded_or_why(self, entry: AdapterEntry) -> A | str:
@@ -110,8 +144,17 @@ class AdapterStore(Generic[A]):
     def _put_in_place(self, entry: AdapterEntry, result: A | str) -> AdapterLoaded | AdapterFailed:
         if isinstance(result, str):
             return AdapterFailed(entry.adapter_id, result)
-        self.loaded[entry.adapter_id] = result
+        if entry.adapter_id not in self.loaded and (fault := self._try_out(entry, result)) is not None:
+            return AdapterFailed(entry.adapter_id, f"{entry.path}: {fault}. {_DAMAGED}")
         return AdapterLoaded(entry.adapter_id, result.digest.hex(), result.rank, result.num_bytes)
+
+    def _try_out(self, entry: AdapterEntry, adapter: A) -> str | None:
+        """Put an adapter in place; why it is not there, or None."""
+        self.loaded[entry.adapter_id] = adapter
+        fault = self._probe(entry.adapter_id)
+        if fault is not None:
+            del self.loaded[entry.adapter_id]
+        return fault
 
     def _finish(self, entry: AdapterEntry, result: A | str) -> None:
         self._done.put((entry, result))

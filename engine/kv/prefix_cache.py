@@ -314,6 +314,12 @@ class PrefixCache:
             self._history.began(entry.tokens, parent, text.adapter)
         return entry
 
+    def want_back(self, request: Request) -> None:
+        """A request lets go of its pages and will come for them again: those that are evicted are worth a copy."""
+        for page in request.block_table[: request.num_published_pages]:
+            if (entry := self._by_page.get(page)) is not None:  # else its copy is not the one that is found
+                entry.hits = max(entry.hits, KEPT_HITS)
+
     def release(self, request: Request) -> None:
         """Let go of all pages of a request. Doing it twice is the same as doing it once."""
         self.let_go(request.block_table)

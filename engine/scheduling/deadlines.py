@@ -36,17 +36,21 @@ def too_late(request: Request, now: float, max_step_tokens: int, cost: StepCost)
         return None
     and_more = f" and {more} more that it asks for" if more else ""
     return (
-        f"The request cannot keep its deadline, {_ms(left)} from now: the {prompt} tokens that are to be computed "
-        f"before its next one{and_more} take about {_ms(seconds)} here. That was found {_how_far(request)}."
+        f"The request cannot keep its deadline, {_ms(left)} from now: computing {_tokens(prompt)} before its next "
+        f"one{and_more} takes about {_ms(seconds)} here. That was found {_how_far(request)}."
     )
 
 
 def _how_far(request: Request) -> str:
     if request.num_generated_tokens:
-        return f"after {request.num_generated_tokens} tokens of the answer"
+        return f"after {_tokens(request.num_generated_tokens)} of the answer"
     if request.num_cached_tokens is None:
         return "while it waited for its turn; nothing was computed"
-    return f"when {request.num_computed_tokens} of {request.num_prompt_tokens} tokens of its prompt were there"
+    return f"when {request.num_computed_tokens} of {_tokens(request.num_prompt_tokens)} of its prompt were there"
+
+
+def _tokens(count: int) -> str:
+    return "1 token" if count == 1 else f"{count} tokens"
 
 
 def _ms(seconds: float) -> str:

@@ -64,6 +64,8 @@ class Request:
     tenant: str = ""  # whose it is: tenants share the engine fairly
     priority: int = 0  # smaller is more urgent
     deadline: float | None = None  # monotonic seconds at which the whole answer must be there
+    times_sought: int = 0  # preemptions after which its pages were looked for elsewhere
+    awaits_pages: bool = False  # they are on their way from elsewhere; it starts when they are here, or too late
     entered: int = 0  # what its tenant had got of the engine when it came
 
     def copy(self, request_id: int) -> Request:

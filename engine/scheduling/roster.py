@@ -215,6 +215,26 @@ class Roster:
 
     # --- to and fro -----------------------------------------------------------------------------------------------
 
+    def returning(self) -> list[Request]:
+        """Who was preempted and would find room now: the time to bring its pages back from elsewhere.
+
+        Each is named once for each preemption.
+        """
+        if not self.stats.preemptions:
+            return []
+        promised = sum(self.cache.missing(r, r.num_tokens) for r in self._running)
+        found = [
+            request
+            for request in self._waiting
+            if request.times_sought < request.num_preemptions
+            and request.beams is None  # the others of its search would wait, too
+            and not self._siblings.can_share(request)
+            and self.cache.fits(request.num_tokens, self.cache.match(request), promised)
+        ]
+        for request in found:
+            request.times_sought = request.num_preemptions
+        return found
+
     def _start(self, request: Request) -> bool:
         """Let a waiting request run; False if there is no row, or no room for its whole prompt: it would be preempted.
 
@@ -262,6 +282,7 @@ class Roster:
         victim.num_preemptions += 1
         victim.status = RequestStatus.WAITING
         # Its full pages stay in the cache until the room is needed, so that resuming is mostly a hit.
+        self.cache.want_back(victim)
         self.cache.release(victim)
         self.speculator.forget(victim)
         if victim.beams is not None:

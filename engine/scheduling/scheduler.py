@@ -41,7 +41,7 @@ class Scheduler(Roster):
     # --- one step ------------------------------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan:
-        """The next step. Empty only if there is no work.
+        """The next step. Empty only if there is no work, or all there is waits for pages from elsewhere.
 
         Raises:
             SchedulerStalled: there is work but nothing could be scheduled.
@@ -63,6 +63,8 @@ class Scheduler(Roster):
             # Beams that wait for another of theirs, which finds no room: the youngest make it some.
             self._preempt(self._running[-1])
             return self.schedule()
+        if not counts and any(request.awaits_pages for request in self._waiting):
+            return self._plan({}, {})
         if not counts and self.has_work:
             raise SchedulerStalled(
                 f"{len(self._running)} running and {len(self._waiting)} waiting requests, but none can be scheduled: "
@@ -82,7 +84,7 @@ class Scheduler(Roster):
             # NOTE: a victim of this very step does not come back at once: what its preemption left over is less than it
             # held, or it would not have been preempted.
             if request.status is RequestStatus.WAITING:
-                if not may_start or self._siblings.waits(request):
+                if not may_start or request.awaits_pages or self._siblings.waits(request):
                     continue
                 may_start = self._start(request)
                 if not may_start:

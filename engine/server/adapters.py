@@ -17,7 +17,11 @@ from engine.server.errors import ApiError
 from engine.server.schema import decode_object
 from engine.text.answer import AdapterMissing, EngineDown
 
-_NAME = re.compile(r"[^\s\x00-\x1f\x7f]{1,128}")
+_MOST_NAME = 128
+# Letters and marks that show nothing: fillers, joiners, vowels without a sound, blank patterns, selectors of variants.
+_UNSEEN = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
 
 
 class LoadRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -87,7 +91,9 @@ def adapter_card(adapter: ServedAdapter) -> dict[str, Any]:
 
 def check_adapter_name(name: str, model_name: str) -> None:
     """Raises InvalidRequest for a name that no adapter can have."""
-    if not _NAME.fullmatch(name):
-        raise InvalidRequest("A name has 1 to 128 characters and no white space.", param="lora_name")
+    # What is not printable: white space but the blank, controls, marks of direction, joiners, halves of surrogates.
+    if not 1 <= len(name) <= _MOST_NAME or " " in name or not name.isprintable() or _UNSEEN.search(name):
+        text = f"A name has 1 to {_MOST_NAME} characters, no white space and none that cannot be seen."
+        raise InvalidRequest(text, param="lora_name")
     if name == model_name:
         raise InvalidRequest(f"'{name[:128]}' is the name of the model itself.", param="lora_name")

@@ -25,7 +25,7 @@ from engine.server.model import Model
 from engine.server.params import MOST_DEADLINE_MS
 from engine.server.pooling import PoolingRoutes, wrong_task
 from engine.server.prefill import Prefill, computed_elsewhere, refusals
-from engine.server.respond import Job, respond, send_error
+from engine.server.respond import Arrival, Job, respond, send_error
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 _DEADLINE_HEADER = "x-tierline-deadline-ms"
@@ -65,14 +65,14 @@ class _Generating:
         self._make_job = make_job
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        arrival, request_id = time.monotonic(), _request_id(scope)
+        at, request_id = time.monotonic(), _request_id(scope)
         try:
-            deadline_ms = _deadline_ms(scope)
+            arrival = Arrival(at, _deadline_ms(scope))
             raw = await read_body(scope, receive)
             if raw is None:
                 return  # the client left before it had asked
             job = await self._make_job(raw, request_id)
-            job = computed_elsewhere(job.arrived(arrival, deadline_ms), Headers(scope=scope))
+            job = computed_elsewhere(job.arrived(arrival), Headers(scope=scope))
             await respond(self._client, job, receive, send)
         except Exception as error:
             await send_error(as_api_error(error), request_id, send)
@@ -81,14 +81,15 @@ class _Generating:
 class _Whole:
     """Makes an answer of the body, sent when all of it is there. A client that leaves ends the work."""
 
-    def __init__(self, compute: Callable[[bytes], Awaitable[Json]]) -> None:
+    def __init__(self, compute: Callable[[bytes, Arrival], Awaitable[Json]]) -> None:
         self._compute = compute
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = _request_id(scope)
+        at, request_id = time.monotonic(), _request_id(scope)
         try:
+            arrival = Arrival(at, _deadline_ms(scope))
             raw = await read_body(scope, receive)
-            body = None if raw is None else await _unless_left(self._compute(raw), receive)
+            body = None if raw is None else await _unless_left(self._compute(raw, arrival), receive)
             if body is not None:
                 data = msgspec.json.encode(body)
                 headers = [(b"content-type", b"application/json"), (b"x-request-id", request_id.encode("latin-1"))]

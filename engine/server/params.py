@@ -239,12 +239,17 @@ def _check_extras(extras: Extras, vocab_size: int, max_tokens: int | None) -> No
             )
     for token_id in extras.stop_token_ids or ():
         in_range("stop_token_ids", token_id, 0, vocab_size - 1)
-    if extras.priority is not None:
-        in_range("priority", extras.priority, -MOST_PRIORITY, MOST_PRIORITY)
-    if extras.tenant is not None and not 1 <= len(extras.tenant) <= MAX_SALT_CHARACTERS:
+    check_turn(extras.tenant, extras.priority, extras.deadline_ms)
+
+
+def check_turn(tenant: str | None, priority: int | None, deadline_ms: int | None) -> None:
+    """Whose a request is, how urgent, and until when it matters. Raises InvalidRequest for what is out of range."""
+    if priority is not None:
+        in_range("priority", priority, -MOST_PRIORITY, MOST_PRIORITY)
+    if tenant is not None and not 1 <= len(tenant) <= MAX_SALT_CHARACTERS:
         raise InvalidRequest(f"'tenant' must have 1 to {MAX_SALT_CHARACTERS} characters.", param="tenant")
-    if extras.deadline_ms is not None:
-        in_range("deadline_ms", extras.deadline_ms, 1, MOST_DEADLINE_MS)
+    if deadline_ms is not None:
+        in_range("deadline_ms", deadline_ms, 1, MOST_DEADLINE_MS)
 
 
 def check_chat(request: ChatRequest) -> None:

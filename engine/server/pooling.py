@@ -17,16 +17,18 @@ from typing import Any
 
 import numpy as np
 
+from backends.bounds import MAX_TOKEN_IDS
 from backends.protocol import InvalidRequest, Json
 from engine.client import EngineClient
 from engine.models.pooling import PoolingSpec, Task
 from engine.pipelines.pairs import PairForm
-from engine.pooled_text import PooledText
+from engine.pooled_text import PooledText, Turn
 from engine.server.errors import ApiError
 from engine.server.jobs import Jobs
 from engine.server.lanes import Lanes
 from engine.server.model import Model
-from engine.server.pooling_schema import EmbeddingsRequest, RerankRequest, ScoreRequest, parse
+from engine.server.pooling_schema import EmbeddingsRequest, RerankRequest, ScoreRequest, document_text, parse
+from engine.server.respond import Arrival
 from engine.server.schema import ChatExtras, decode_object
 from engine.text.answer import EngineBusy
 from engine.types import Vector
@@ -40,7 +42,7 @@ class _Pairs:
 
     pairs: list[tuple[str, str]]
     instruction: str | None
-    salt: str | None
+    turn: Turn
     param: str  # the field to name where one is too long
 
 
@@ -60,10 +62,10 @@ class PoolingRoutes:
 
     # --- embeddings ------------------------------------------------------------------------------------------------
 
-    async def embeddings(self, raw: bytes) -> Json:
+    async def embeddings(self, raw: bytes, arrival: Arrival) -> Json:
         """Raises what `as_api_error` knows."""
         request, prompts = await self._lanes.of(len(raw)).run(self._read_embeddings, raw)
-        texts = await self._compute(prompts, request.cache_salt)
+        texts = await self._compute(prompts, request.turn(arrival))
         size = 4 * sum(len(text.result.result()) for text in texts)
         return await self._lanes.of(size).run(self._written, request, texts)
 
@@ -96,9 +98,9 @@ class PoolingRoutes:
 
     # --- scores ----------------------------------------------------------------------------------------------------
 
-    async def rerank(self, raw: bytes) -> Json:
+    async def rerank(self, raw: bytes, arrival: Arrival) -> Json:
         """Raises what `as_api_error` knows."""
-        request, asked, documents = await self._lanes.of(len(raw)).run(self._read_rerank, raw)
+        request, asked, documents = await self._lanes.of(len(raw)).run(self._read_rerank, raw, arrival)
         scores, texts = await self._scores(asked, len(raw))
         best = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[: request.top_n]
         results: list[Json] = [{"index": i, "relevance_score": scores[i]} for i in best]
@@ -112,18 +114,18 @@ class PoolingRoutes:
             "results": results,
         }
 
-    def _read_rerank(self, raw: bytes) -> tuple[RerankRequest, _Pairs, list[str]]:
+    def _read_rerank(self, raw: bytes, arrival: Arrival) -> tuple[RerankRequest, _Pairs, list[str]]:
         request = parse(decode_object(raw), RerankRequest)
         self._model.check_name(request.model)
         if request.top_n is not None and request.top_n < 1:
             raise InvalidRequest("'top_n' must be at least 1.", param="top_n")
-        documents = [_text(document, f"documents[{i}]") for i, document in enumerate(request.documents)]
+        documents = [document_text(document, f"documents[{i}]") for i, document in enumerate(request.documents)]
         pairs = [(request.query, document) for document in documents]
-        return request, self._pairs(pairs, request, "documents"), documents
+        return request, self._pairs(pairs, request, arrival, "documents"), documents
 
-    async def score(self, raw: bytes) -> Json:
+    async def score(self, raw: bytes, arrival: Arrival) -> Json:
         """Raises what `as_api_error` knows."""
-        asked = await self._lanes.of(len(raw)).run(self._read_score, raw)
+        asked = await self._lanes.of(len(raw)).run(self._read_score, raw, arrival)
         scores, texts = await self._scores(asked, len(raw))
         data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
         return {
@@ -134,7 +136,7 @@ class PoolingRoutes:
             "usage": _usage(texts),
         }
 
-    def _read_score(self, raw: bytes) -> _Pairs:
+    def _read_score(self, raw: bytes, arrival: Arrival) -> _Pairs:
         request = parse(decode_object(raw), ScoreRequest)
         self._model.check_name(request.model)
         first, second = ([text] if isinstance(text, str) else text for text in (request.text_1, request.text_2))
@@ -142,24 +144,29 @@ class PoolingRoutes:
             first = first * len(second)
         if len(first) != len(second):
             raise InvalidRequest("'text_1' must be one text, or as many as 'text_2' has.", param="text_1")
-        return self._pairs(list(zip(first, second, strict=True)), request, "text_2")
+        return self._pairs(list(zip(first, second, strict=True)), request, arrival, "text_2")
 
-    def _pairs(self, pairs: list[tuple[str, str]], request: RerankRequest | ScoreRequest, param: str) -> _Pairs:
+    def _pairs(
+        self, pairs: list[tuple[str, str]], request: RerankRequest | ScoreRequest, arrival: Arrival, param: str
+    ) -> _Pairs:
         if not pairs:
             raise InvalidRequest(f"'{param}' must hold at least one text.", param=param, code="empty_array")
         if request.instruction is not None and not self._renders:
             text = "This model has no template for pairs of texts, so it reads no 'instruction'; leave it out."
             raise ApiError(400, text, code="unsupported_parameter", param="instruction")
-        return _Pairs(pairs, request.instruction, request.cache_salt, param)
+        return _Pairs(pairs, request.instruction, request.turn(arrival), param)
 
     async def _scores(self, asked: _Pairs, size: int) -> tuple[list[float], list[PooledText]]:
         """The score of each pair, in the order of the request, whose body has `size` bytes."""
         if self._renders:
-            prompts = [await self._rendered(pair, asked.instruction, size) for pair in asked.pairs]
+            prompts, total = [], 0
+            for pair in asked.pairs:
+                prompts.append(await self._rendered(pair, asked.instruction, size))
+                _check_total(total := total + len(prompts[-1]), asked.param)
         else:
             prompts = await self._lanes.of(size).run(self._pair_ids, asked)
         self._check_length(prompts, asked.param)
-        texts = await self._compute(prompts, asked.salt)
+        texts = await self._compute(prompts, asked.turn)
         values = [float(text.result.result()[0]) for text in texts]
         return [_sigmoid(value) if self._spec.sigmoid else value for value in values], texts
 
@@ -176,6 +183,7 @@ class PoolingRoutes:
         for text in (text for pair in asked.pairs for text in pair):
             if text not in known:
                 known[text] = self._jobs.text_ids(text, asked.param, add_special=False)
+        _check_total(sum(len(known[text]) for pair in asked.pairs for text in pair), asked.param)
         return [self._form.ids(known[first], known[second]) for first, second in asked.pairs]
 
     # --- both ------------------------------------------------------------------------------------------------------
@@ -189,7 +197,7 @@ class PoolingRoutes:
             if not prompt:
                 raise InvalidRequest(f"Text {i} of '{param}' has no tokens.", param=param)
 
-    async def _compute(self, prompts: Sequence[list[int]], salt: str | None) -> list[PooledText]:
+    async def _compute(self, prompts: Sequence[list[int]], turn: Turn) -> list[PooledText]:
         """The texts with their vectors, in order.
 
         Raises:
@@ -204,7 +212,7 @@ class PoolingRoutes:
             for prompt in prompts:
                 await self._slots.acquire()
                 try:
-                    text = self._client.pool(prompt, salt)
+                    text = self._client.pool(prompt, turn)
                 except BaseException:
                     self._slots.release()
                     raise
@@ -218,11 +226,11 @@ class PoolingRoutes:
         return texts
 
 
-def _text(document: str | dict[str, str], where: str) -> str:
-    text = document if isinstance(document, str) else document.get("text")
-    if text is None:
-        raise InvalidRequest(f"'{where}' must be a text or have a 'text'.", param=where)
-    return text
+def _check_total(tokens: int, param: str) -> None:
+    """Raises InvalidRequest if a request's texts, the one that each is paired with counted each time, are too much."""
+    if tokens > MAX_TOKEN_IDS:
+        text = f"The texts of '{param}' and what they are paired with make more than {MAX_TOKEN_IDS} tokens in all."
+        raise InvalidRequest(f"{text} Send them in several requests.", code="array_too_long", param=param)
 
 
 def _usage(texts: Sequence[PooledText]) -> Json:

@@ -17,7 +17,7 @@ from backends.protocol import PAGES_FROM_HEADER, PREFILLED_HEADER, Json, whole_n
 from engine.client import EngineClient
 from engine.config import Role
 from engine.server.errors import ApiError
-from engine.server.respond import Job
+from engine.server.respond import Arrival, Job
 from engine.text.answer import Generation
 from engine.types import SamplingParams
 
@@ -31,9 +31,9 @@ class Prefill:
         self._client = client
         self._make_job = make_job
 
-    async def __call__(self, raw: bytes) -> Json:
+    async def __call__(self, raw: bytes, arrival: Arrival) -> Json:
         """Raises what `as_api_error` knows; cancelling it ends the work."""
-        job = await self._make_job(raw, "")
+        job = (await self._make_job(raw, "")).arrived(arrival)
         answers = self._client.generate([_prompt_only(g) for g in job.generations[:: job.best_of]])
         try:
             for answer in answers:

@@ -35,6 +35,19 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
+class Arrival:
+    """When a request came, `time.monotonic()`, and what its headers say of its deadline."""
+
+    at: float
+    deadline_ms: int | None = None
+
+    def due(self, deadline_ms: int | None) -> float | None:
+        """When the whole answer must be there; `deadline_ms`: as the body says. The sooner counts."""
+        given = [ms for ms in (self.deadline_ms, deadline_ms) if ms is not None]
+        return self.at + min(given) / 1000 if given else None
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """A request that is ready to run. Choice `i` continues prompt `i // n`, generation `i` prompt `i // best_of`."""
 
@@ -49,12 +62,11 @@ class Job:
     deadline_ms: int | None = None  # from the arrival of the request, as its body says
     prefilled_tokens: int = 0  # of the prompts, computed by another engine for this very request
 
-    def arrived(self, at: float, deadline_ms: int | None) -> Job:
-        """The job of a request that came `at` that moment of `time.monotonic()`; `deadline_ms`: as its headers say."""
-        given = [ms for ms in (self.deadline_ms, deadline_ms) if ms is not None]
-        if not given:
+    def arrived(self, arrival: Arrival) -> Job:
+        """The job of a request that came so."""
+        due = arrival.due(self.deadline_ms)
+        if due is None:
             return self
-        due = at + min(given) / 1000
         return dataclasses.replace(self, generations=[dataclasses.replace(g, deadline=due) for g in self.generations])
 
 

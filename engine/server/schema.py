@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from backends.bounds import check_bounds, check_elements
+from backends.json_errors import reason
 from backends.protocol import ChatRequest, CompletionRequest, Json, Message, StreamOptions, convert
 from engine.server.errors import ApiError, unsupported
 
@@ -92,7 +93,7 @@ def decode_object(raw: bytes, *, tokens: str | None = None) -> dict[str, Any]:
     try:
         body = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(400, f"The body is not valid JSON: {error}", code="invalid_json") from error
+        raise ApiError(400, reason(raw, error), code="invalid_json") from error
     if not isinstance(body, dict):
         raise ApiError(400, "The body must be a JSON object.", code="invalid_json")
     check_bounds(body, tokens=tokens)
@@ -125,25 +126,26 @@ def check_messages(messages: list[Json], read_by_template: frozenset[str]) -> No
     known = _MESSAGE_FIELDS | read_by_template
     for i, message in enumerate(messages):
         where = f"messages[{i}]"
-        _refuse(message, known, f"{where}.")
+        refuse_fields(message, known, f"{where}.")
         if message.get("audio") is not None:
             raise unsupported(f"{where}.audio", "Only text is read.")
         content = message.get("content")
         for j, part in enumerate(content if isinstance(content, list) else ()):
             if isinstance(part, dict):
-                _refuse(part, _PART_FIELDS, f"{where}.content[{j}].")
+                refuse_fields(part, _PART_FIELDS, f"{where}.content[{j}].")
 
 
 def refuse_unknown(body: dict[str, Any], *structs: type[msgspec.Struct]) -> None:
     """Raises ApiError for a field that stands in none of the structs."""
     known = {name for struct in structs for name in struct.__struct_fields__}
-    _refuse(body, known, "")
+    refuse_fields(body, known, "")
     options = body.get("stream_options")
     if isinstance(options, dict):
-        _refuse(options, set(StreamOptions.__struct_fields__), "stream_options.")
+        refuse_fields(options, set(StreamOptions.__struct_fields__), "stream_options.")
 
 
-def _refuse(body: dict[str, Any], known: Set[str], prefix: str) -> None:
+def refuse_fields(body: dict[str, Any], known: Set[str], prefix: str) -> None:
+    """Raises ApiError for a field of an object that is not known. `prefix`: where the object is, with a dot."""
     for name in body:
         if name not in known:
             name = name[:_LONGEST_NAME]  # of the client's: to compare or to repeat a long one would take long

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from redis import Redis, RedisError, ResponseError
 from redis.backoff import NoBackoff
 from redis.client import Pipeline
+from redis.exceptions import AskError, ClusterDownError
 from redis.retry import Retry
 
 from engine.transfer.store import StoreFailed
@@ -62,7 +63,13 @@ class RedisStore:
         try:
             return cast("list[bytes | None]", self._replies(pipe, names)[: len(keys)])
         except (RedisError, OSError) as error:
-            raise StoreFailed(f"{self.where}: {error}") from None
+            raise self._failed(error) from None
+
+    def _failed(self, error: Exception) -> StoreFailed:
+        # What nodes of a cluster say of keys that belong to others, and as long as some belong to none.
+        if isinstance(error, AskError) or type(error) is ClusterDownError:
+            return StoreFailed(f"{self.where}: pages are not kept in a Redis Cluster; name a single server ({error})")
+        return StoreFailed(f"{self.where}: {error}")
 
     def _replies(self, pipe: Pipeline, names: Sequence[bytes]) -> list[Any]:
         """What the commands gave, one per name. What is of another type, under a name of ours, is nobody's: it is
@@ -99,7 +106,7 @@ class RedisStore:
                 oldest = cast("list[tuple[bytes, float]]", self._redis.zpopmin(self._recent, too_many))
                 self._redis.unlink(*(self._prefix + key for key, _ in oldest))
         except (RedisError, OSError) as error:
-            raise StoreFailed(f"{self.where}: {error}") from None
+            raise self._failed(error) from None
 
     def _scores(self, keys: Sequence[bytes]) -> dict[bytes, float]:
         now = time.time()
@@ -110,7 +117,7 @@ class RedisStore:
             self._redis.unlink(self._prefix + key)
             self._redis.zrem(self._recent, key)
         except (RedisError, OSError) as error:
-            raise StoreFailed(f"{self.where}: {error}") from None
+            raise self._failed(error) from None
 
     def holds(self, key: bytes) -> bool:
         return False  # only the server knows

@@ -5,7 +5,8 @@
 
 A request waits before the scheduler, with a time limit: what has not come by then is computed. Pages on their way take
 no room: only when their content is here are they given pages, which are cached at once and held by nobody. So the
-scheduler knows nothing of tiers, and the law `free + cached + used == total` holds without a further state.
+law `free + cached + used == total` holds without a further state. A request that was preempted waits in the scheduler
+for its pages to come back; that is all that the scheduler knows of tiers.
 
 To a shared store goes every page that was computed here, to the host's pool those that are evicted and were found often
 enough. Into the outbox, from which other engines fetch, goes what prompts are made of: computed here, or found. Between
@@ -91,6 +92,7 @@ class Tiers:
         self._courier = Courier()
         self._traffic = cache.traffic = Traffic()
         self._parties: list[Party] = []
+        self._returning: list[tuple[Request, _Wait]] = []
         self._loading: dict[bytes, _Wait] = {}  # by the first page that is missing
         self._seconds_per_token: float | None = None
 
@@ -109,6 +111,7 @@ class Tiers:
     def seconds_left(self) -> float | None:
         """When `ready` is to be asked even if nothing comes; None: nobody waits."""
         deadlines = [wait.deadline for party in self._parties for wait in party.waits]
+        deadlines += [wait.deadline for request, wait in self._returning if not request.is_finished]
         return max(0.0, min(deadlines) - self._clock()) if deadlines else None
 
     def counts(self) -> dict[str, dict[str, int]]:
@@ -144,6 +147,13 @@ class Tiers:
         if waits:
             self._parties.append(Party(list(requests), grammars, waits))
         return bool(waits)
+
+    def look_again(self, requests: Iterable[Request]) -> None:
+        """Look for the pages of requests that were preempted: they start when those have come, or are too late."""
+        for request in requests:
+            if (wait := self._look_for(request, None)) is not None:
+                request.awaits_pages = True
+                self._returning.append((request, wait))
 
     def _look_for(self, text: Request, pages_from: str | None) -> _Wait | None:
         cache = self.cache
@@ -203,6 +213,9 @@ class Tiers:
                 wait.ended = True
                 del self._loading[missing]
                 self._end(wait, done, now)
+        for request, wait in self._returning:
+            request.awaits_pages = not wait.ended
+        self._returning = [(request, wait) for request, wait in self._returning if not wait.ended]
         ended = [party for party in self._parties if all(wait.ended for wait in party.waits)]
         self._parties = [party for party in self._parties if party not in ended]
         return ended
@@ -260,9 +273,8 @@ class Tiers:
 
     def close(self) -> None:
         """Let go of threads and stores."""
-        for party in self._parties:
-            for wait in party.waits:
-                wait.load.give_up()
+        for wait in self._loading.values():
+            wait.load.give_up()
         self._courier.close()
         if self._server is not None:
             self._server.close()

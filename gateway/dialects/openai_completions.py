@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from backends.protocol import CompletionRequest, InvalidRequest
-from backends.validation import check_ranges
+from backends.validation import check_completion
 from gateway.dialects import errors
 from gateway.dialects.dialect import Asked, Writer
 from gateway.dialects.errors import BadRequest, GatewayError
@@ -26,7 +26,7 @@ class OpenAICompletions:
         payload = decode(body, tokens="prompt")
         request = convert(payload, CompletionRequest)
         try:
-            check_ranges(request)
+            check_completion(request)
         except InvalidRequest as error:
             raise bad_request(error) from None
         if not request.prompt and isinstance(request.prompt, list):
@@ -44,7 +44,7 @@ class OpenAICompletions:
             stream=bool(request.stream),
             choices=len(prompts) * (request.n or 1),
             generated=len(prompts) * best_of,
-            output_limit=("max_tokens", request.max_tokens or _DEFAULT_MAX_TOKENS),
+            output_limit=("max_tokens", _DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens),
             needs={"logprobs": "logprobs"} if request.logprobs is not None else {},
             wants_usage=bool(request.stream_options and request.stream_options.include_usage),
             longest=lambda: max(map(estimate_tokens, prompts)),

@@ -8,9 +8,9 @@ import msgspec
 
 from backends import protocol
 from backends.bounds import check_bounds, check_elements
+from backends.json_errors import reason
 from backends.protocol import InvalidRequest, Json, wrong_type
 from gateway.dialects.errors import BadRequest
-from gateway.dialects.json_errors import reason
 
 _T = TypeVar("_T")
 _decoder = msgspec.json.Decoder()

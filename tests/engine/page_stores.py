@@ -150,6 +150,7 @@ class TieredEngine:
         if offers is not None:
             self.server = PageServer(PeerAddress.parse(offers), offers_bytes, self.format, secret)
         self.tiers = Tiers(self.cache, self.memory, **made, peers=self.peers, server=self.server, **extra)
+        self._held_up = False
         self.tokens: dict[int, list[int]] = {}
         self.cached: dict[int, int] = {}
 
@@ -164,9 +165,13 @@ class TieredEngine:
     def admit_loaded(self) -> None:
         for party in self.tiers.ready():
             self.scheduler.add(party.requests, party.grammars)
+        self.tiers.look_again(self.scheduler.returning())
 
-    def step(self, fails: bool = False) -> None:
+    def step(self, fails: bool = False) -> bool:
+        """False: nothing could run, all there is waits for pages."""
         plan = self.scheduler.schedule()
+        if not plan.rows:
+            return False
         check_plan(self.scheduler, plan)
         self.tiers.spill()
         results = self.runner.execute(plan)
@@ -177,17 +182,20 @@ class TieredEngine:
             if output.cached_tokens is not None:
                 self.cached[output.request_id] = output.cached_tokens
         self.scheduler.check()
+        return True
+
+    def turn(self) -> None:
+        """Once round the loop."""
+        waits = self._held_up or not self.scheduler.has_work
+        select.select([self.tiers.fileno()], [], [], self.tiers.seconds_left() if waits else 0)
+        self.admit_loaded()
+        if self.scheduler.has_work:
+            self._held_up = not self.step()
 
     def run(self) -> None:
         """Until nobody waits and nothing runs, and all is saved."""
         while self.scheduler.has_work or len(self.tiers):
-            if len(self.tiers):
-                select.select(
-                    [self.tiers.fileno()], [], [], 0 if self.scheduler.has_work else self.tiers.seconds_left()
-                )
-                self.admit_loaded()
-            if self.scheduler.has_work:
-                self.step()
+            self.turn()
         for tier in self.tiers.tiers:
             wait_saved(tier)
         assert self.cache.pool.num_used == 0

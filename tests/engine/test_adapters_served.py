@@ -34,6 +34,7 @@ def models(folder):
     for seed, name in enumerate(("second", "third", "fourth"), 2):
         found[name] = write_adapter(folder / "adapters" / name, base, seed=seed)
     write_adapter(folder / "adapters" / "wide", base, r=17)
+    write_adapter(folder / "adapters" / "absurd", base, size=1e30)  # finite, but what the model makes of it is not
     write_adapter(folder / "outside", base)
     return found
 
@@ -152,12 +153,22 @@ def test_unloading_waits_for_requests_that_run(server, models):
     refusal(ask(server, "busy"), 404, "model_not_found")
 
 
-def test_only_so_many_at_a_time(server):
+def test_only_so_many_at_a_time(server, models):
+    before = server.metric(f'tierline_engine_adapter_loads_total{{model="{BASE}",outcome="loaded"}}')
     assert load(server, "second", "second").status_code == load(server, "third", "third").status_code == 200
     message = refusal(load(server, "fourth", "fourth"), 400, "adapter_refused")
     assert "3 adapters are loaded, as many as '--max-loras' allows" in message
+    assert server.metric("tierline_engine_adapters{") == 3
+    assert load(server, "third", "fourth", load_inplace=True).status_code == 200, "one goes when the other comes"
+    assert tokens(server, "third") == greedy(models["fourth"])
+    assert server.metric("tierline_engine_adapters{") == 3
+    assert server.metric(f'tierline_engine_adapter_requests_total{{adapter="third",model="{BASE}"}}') == 1
     for name in ("second", "third"):
         assert unload(server, name).status_code == 200
+    assert server.metric("tierline_engine_adapters{") == 1
+    assert server.metric(f'tierline_engine_adapter_loads_total{{model="{BASE}",outcome="loaded"}}') == before + 3
+    assert server.metric(f'tierline_engine_adapter_loads_total{{model="{BASE}",outcome="failed"}}') >= 1
+    assert 'adapter="third"' not in server.http.get("/metrics").text
 
 
 def test_what_cannot_be_loaded_is_refused_with_the_reason_and_harms_nobody(server, models, folder):
@@ -170,6 +181,7 @@ def test_what_cannot_be_loaded_is_refused_with_the_reason_and_harms_nobody(serve
         ("broken", "truncated"),
         ("absent", "no such folder"),
         ("wide", "rank 17 is above 16"),
+        ("absurd", "the model computed a value that is not finite. The adapter is damaged"),
         ("link", "lies outside the folder of adapters"),
         (folder / "outside", "lies outside the folder of adapters"),
         ("../outside", "lies outside the folder of adapters"),
@@ -185,6 +197,19 @@ def test_requests_that_are_none_are_refused(server):
     refusal(http.post("/v1/load_lora_adapter", json={"lora_name": "", "lora_path": "second"}), 400, "invalid_value")
     refusal(http.post("/v1/load_lora_adapter", json={"lora_name": "x", "path": "second"}), 400, "unknown_parameter")
     refusal(http.post("/v1/load_lora_adapter", content=b"{"), 400, "invalid_json")
+    for seen in (
+        "zero\u200bwidth",
+        "right\u202eleft",
+        "bell\x07",
+        "nul\0",
+        "soft\u00adhyphen",
+        "filler\u3164",
+        "sel\ufe0f",
+    ):
+        text = refusal(load(server, seen, "second"), 400, "invalid_value")
+        assert "none that cannot be seen" in text
+    for fine in ("法律-2026", "Überschrift:1", "a/b.c@d+e"):
+        refusal(load(server, fine, "absent"), 400, "adapter_refused")
     refusal(unload(server, "never"), 404, "adapter_not_found")
     refusal(unload(server, BASE), 404, "adapter_not_found")
     assert http.get("/v1/load_lora_adapter").status_code == 405

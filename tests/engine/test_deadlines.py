@@ -58,9 +58,14 @@ def test_whose_deadline_passes_while_it_runs_is_ended_with_its_pages(scheduler: 
     scheduler.add([new(1, seconds=1), new(2)])
     for _ in range(4):
         step(scheduler, runner)
-    assert ended(scheduler.expire(NOW + 5)) == {1: "The request's deadline passed after 4 tokens of the answer."}
+    scheduler.add([new(3, seconds=3)])
+    step(scheduler, runner)
+    assert ended(scheduler.expire(NOW + 5)) == {
+        1: "The request's deadline passed after 5 tokens of the answer.",
+        3: "The request's deadline passed after 1 token of the answer.",
+    }
     scheduler.check()
-    assert run_all(scheduler, runner)[2] == expected_tokens(new(2).prompt_token_ids, 20)[4:]
+    assert run_all(scheduler, runner)[2] == expected_tokens(new(2).prompt_token_ids, 20)[5:]
 
 
 def test_whose_deadline_passes_in_its_prompt(scheduler: Scheduler, runner: FakeRunner) -> None:
@@ -78,8 +83,8 @@ def test_who_cannot_keep_it_is_ended_at_once(scheduler: Scheduler, runner: FakeR
     scheduler.add([new(1, 160, seconds=0.49), new(2, 160, seconds=0.51)])
     found = ended(scheduler.expire(NOW))
     assert found == {
-        1: "The request cannot keep its deadline, 490 ms from now: the 160 tokens that are to be computed before its "
-        "next one take about 1000 ms here. That was found while it waited for its turn; nothing was computed."
+        1: "The request cannot keep its deadline, 490 ms from now: computing 160 tokens before its next "
+        "one takes about 1000 ms here. That was found while it waited for its turn; nothing was computed."
     }
     assert runner.tokens_run == 0
     assert len(run_all(scheduler, runner)[2]) == 20
@@ -89,7 +94,7 @@ def test_tokens_that_have_to_come_count(scheduler: Scheduler, runner: FakeRunner
     knows(scheduler, 0.1)
     scheduler.add([new(1, 16, 30, seconds=1, min_tokens=21), new(2, 16, 30, seconds=1, min_tokens=5)])
     (text,) = ended(scheduler.expire(NOW)).values()
-    assert "the 16 tokens that are to be computed before its next one and 20 more that it asks for take" in text
+    assert "computing 16 tokens before its next one and 20 more that it asks for takes" in text
 
 
 def test_nothing_is_foretold_before_anything_is_known(scheduler: Scheduler) -> None:

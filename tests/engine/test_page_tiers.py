@@ -113,6 +113,81 @@ def test_a_bug_in_a_store_harms_nobody(engines):
     assert engine.ask(1, PROMPT) == (expected_tokens(PROMPT, 6), 0)
 
 
+# --- after a preemption ---------------------------------------------------------------------------------------------
+
+
+def preempted(engine):
+    """Request 2 of an engine that has room for one long answer: it gave way, its pages are gone from the cache, and
+    request 1 has ended. Returns its prompt."""
+    other = [100 + token for token in PROMPT]
+    engine.add(NewRequest(1, PROMPT, SamplingParams(max_tokens=39)))
+    engine.add(NewRequest(2, other, SamplingParams(max_tokens=30)))
+    while not engine.scheduler.stats.preemptions:
+        engine.turn()
+    assert [request.request_id for request in engine.scheduler.requests()] == [1, 2]
+    while any(request.request_id == 1 for request in engine.scheduler.requests()):
+        assert engine.step()
+    text = engine.scheduler.request_of(NewRequest(9, other, SamplingParams()))
+    assert engine.cache.find(text, 7) == []
+    for tier in engine.tiers.tiers:
+        wait_saved(tier)
+    return other
+
+
+@pytest.mark.parametrize("place", ["shared", "host"])
+def test_who_was_preempted_gets_its_pages_back(engines, place):
+    store = DictStore(knows=place == "host")
+    engine = engines(**{place: store}, num_blocks=18)
+    other = preempted(engine)
+    computed = engine.runner.tokens_run
+    generated = len(engine.tokens[2])
+    engine.run()
+    assert engine.tokens[1] == expected_tokens(PROMPT, 39)
+    assert engine.tokens[2] == expected_tokens(other, 30)
+    tier = engine.host if place == "host" else engine.shared
+    assert tier.counts.loaded > 0
+    missing = len(other) + generated - 4 * tier.counts.loaded
+    assert engine.runner.tokens_run - computed == missing + 30 - generated - 1, "what came back was not computed"
+    assert missing <= 4, "all its full pages"
+
+
+def test_who_was_preempted_starts_without_them_when_they_are_late(engines):
+    store, clock = DictStore(), Clock()
+    engine = engines(shared=store, clock=clock, num_blocks=18)
+    other = preempted(engine)
+    store.gate.clear()
+    asked = store.asked
+    engine.admit_loaded()
+    while store.asked == asked:
+        engine.admit_loaded()
+    assert not engine.step(), "it waits, and nobody else is here"
+    assert engine.scheduler.has_work
+    assert engine.tiers.seconds_left() is not None
+    clock.now += 2.0
+    engine.admit_loaded()
+    assert engine.step()
+    store.gate.set()
+    engine.run()
+    assert engine.tokens[2] == expected_tokens(other, 30)
+
+
+def test_others_run_while_one_waits_for_its_pages_and_it_may_be_given_up(engines):
+    store = DictStore()
+    engine = engines(shared=store, num_blocks=18)
+    preempted(engine)
+    store.gate.clear()
+    asked = store.asked
+    while store.asked == asked:
+        engine.admit_loaded()
+    engine.scheduler.add([NewRequest(3, [7, 8], SamplingParams(max_tokens=2))])
+    while 3 not in engine.tokens:
+        assert engine.step()
+    engine.scheduler.abort([2])
+    store.gate.set()
+    engine.run()
+    assert engine.tokens[3] == expected_tokens([7, 8], 2)
+
+
 # --- time ---------------------------------------------------------------------------------------------------------
 
 

@@ -94,6 +94,9 @@ def test_fewer_dimensions_are_the_first_ones_brought_to_length_one(embedder):
         ({"input": "a", "truncate": True}, "unknown_parameter", "truncate"),
         ({"input": "a", "cache_salt": ""}, "invalid_value", "cache_salt"),
         ({"input": ["a"] * 2049}, "array_too_long", "input"),
+        ({"input": "a", "priority": 101}, "invalid_value", "priority"),
+        ({"input": "a", "deadline_ms": 0}, "invalid_value", "deadline_ms"),
+        ({"input": "a", "tenant": ""}, "invalid_value", "tenant"),
     ],
 )
 def test_what_cannot_be_embedded_is_refused_by_field(embedder, body, code, param):
@@ -201,6 +204,17 @@ def test_scores_of_pairs(reranker):
     [
         ("/v1/rerank", {"query": "a", "documents": []}, "empty_array", "documents"),
         ("/v1/rerank", {"query": "a", "documents": [{}]}, "invalid_value", "documents[0]"),
+        ("/v1/rerank", {"query": "a", "documents": ["b", {"text": 5}]}, "invalid_value", "documents[1]"),
+        (
+            "/v1/rerank",
+            {"query": "a", "documents": [{"text": "b", "title": "c"}]},
+            "unknown_parameter",
+            "documents[0].title",
+        ),
+        ("/v1/rerank", {"query": "a", "documents": ["b"] * 2049}, "array_too_long", "documents"),
+        ("/v1/rerank", {"query": "a" * 600, "documents": ["b"] * 2000}, "array_too_long", "documents"),
+        ("/v1/score", {"text_1": ["a"] * 2049, "text_2": ["b"] * 2049}, "array_too_long", "text_1"),
+        ("/v1/score", {"text_1": "a", "text_2": "b", "deadline_ms": -1}, "invalid_value", "deadline_ms"),
         ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "invalid_value", "top_n"),
         ("/v1/rerank", {"query": "a", "documents": ["b"], "top": 1}, "unknown_parameter", "top"),
         ("/v1/rerank", {"query": "a", "documents": ["b" * 1024]}, "context_length_exceeded", "documents"),
@@ -210,6 +224,25 @@ def test_scores_of_pairs(reranker):
 )
 def test_what_cannot_be_scored_is_refused_by_field(reranker, path, body, code, param):
     assert refused(reranker[0].post(path, **body)) == (400, code, param)
+
+
+def test_who_runs_when_is_said_as_for_answers(embedder, reranker):
+    """What cannot come in time is not computed; the header counts as the body does, and the sooner of the two."""
+    long = [[5] * 1024] * 64
+    before = embedder[0].metric('tierline_engine_requests_total{finish_reason="deadline"')
+    soon = {"x-tierline-deadline-ms": "1"}
+    for body, headers in (({"deadline_ms": 1}, {}), ({}, soon), ({"deadline_ms": 86_400_000}, soon)):
+        late = embedder[0].http.post("/v1/embeddings", json={"model": MODEL, "input": long, **body}, headers=headers)
+        assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
+    assert embedder[0].metric('tierline_engine_requests_total{finish_reason="deadline"') > before
+    fine = {"priority": -5, "tenant": "t", "deadline_ms": 60_000}
+    assert embedder[0].post("/v1/embeddings", input="a", **fine).status_code == 200
+    assert reranker[0].post("/v1/rerank", query="a", documents=["b"], **fine).status_code == 200
+    assert reranker[0].post("/v1/score", text_1="a", text_2="b", **fine).status_code == 200
+    wrong = reranker[0].http.post("/v1/score", json={"model": MODEL}, headers={"x-tierline-deadline-ms": "soon"})
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (400, "invalid_value")
+    embedder[0].wait_idle()
+    assert embedder[0].pages("used") == 0
 
 
 def test_a_template_for_pairs_is_used_where_the_model_brings_one(tmp_path):

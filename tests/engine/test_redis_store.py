@@ -1,5 +1,6 @@
 """Pages in a real Redis: found again, bounded in bytes and in time, and every trouble is one error."""
 
+import socket
 import time
 
 import pytest
@@ -167,6 +168,21 @@ def test_a_full_server_is_an_error(make, client):
             make().save(items(1))
     finally:
         client.config_set("maxmemory", 0)
+
+
+def test_a_cluster_is_told_apart_from_a_server_that_fails(make):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        bus = str(listener.getsockname()[1])
+    server = RedisServer(server_binary(), "--cluster-enabled", "yes", "--cluster-port", bus, port=port).start()
+    store = make(url=f"redis://127.0.0.1:{port}")
+    try:
+        for act in (lambda: store.load(keys(1)), lambda: store.save(items(1)), lambda: store.discard(b"key 1")):
+            with pytest.raises(StoreFailed, match=f"127.0.0.1:{port}: pages are not kept in a Redis Cluster"):
+                act()
+    finally:
+        server.close()
 
 
 def test_what_makes_no_sense_is_refused(make):

@@ -4,6 +4,8 @@ import asyncio
 import os
 import signal
 
+import gguf
+import numpy as np
 import pytest
 
 from engine.exchange import ReloadFailed
@@ -136,6 +138,10 @@ def test_a_server_exchanges_its_weights_by_a_guarded_route(tmp_path):
         write_model(store / f"{seed}.gguf", seed=seed)
     write_model(store / "larger.gguf", sizes={"vocab_size": 400})
     (store / "torn.gguf").write_bytes((store / "1.gguf").read_bytes()[:50_000])
+    write_model(store / "spoilt.gguf", seed=2)
+    spoilt = gguf.GGUFReader(store / "spoilt.gguf", "r+")
+    next(tensor for tensor in spoilt.tensors if tensor.name == "blk.0.attn_v.weight").data[:] = np.nan
+    spoilt.data.flush()
     write_model(tmp_path / "outside.gguf", seed=1)
     (store / "link.gguf").symlink_to(tmp_path / "outside.gguf")
     (store / "pipes").mkdir()
@@ -149,6 +155,7 @@ def test_a_server_exchanges_its_weights_by_a_guarded_route(tmp_path):
         for path, problem in (
             ("larger.gguf", "another tokenizer"),
             ("torn.gguf", "torn.gguf"),
+            ("spoilt.gguf", "not finite"),
             ("none.gguf", "no such file"),
             ("../outside.gguf", "lies outside"),
             ("link.gguf", "lies outside"),

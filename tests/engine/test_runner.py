@@ -6,6 +6,7 @@ import dataclasses
 import random
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -196,6 +197,19 @@ def test_loading_refuses_what_cannot_work(path: Path, tmp_path: Path) -> None:
         load(path, max_num_seqs=0)
     with pytest.raises(ModelFileError, match="no such file"):
         load(tmp_path / "none.gguf")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
+def test_weights_with_which_nothing_can_be_computed_are_refused(tmp_path: Path, value: float) -> None:
+    write_model(tmp_path / "spoilt.gguf")
+    reader = gguf.GGUFReader(tmp_path / "spoilt.gguf", "r+")
+    [matrix] = [tensor for tensor in reader.tensors if tensor.name == "blk.1.ffn_down.weight"]
+    matrix.data[:] = value
+    reader.data.flush()
+    with pytest.raises(
+        ModelFileError, match=r"spoilt.gguf: the model computed a .* not finite. Its weights are damaged"
+    ):
+        load(tmp_path / "spoilt.gguf")
 
 
 def test_warm_up_leaves_the_cache_clean(path: Path) -> None:

@@ -20,6 +20,7 @@ from engine.load_runner import load_runner
 from engine.messages import NewRequest, Output
 from engine.runner import ModelRunner
 from engine.scheduling.scheduler import Scheduler
+from engine.spec.speculator import Speculator
 from engine.types import BeamParams, SamplingParams
 from tests.engine.fakes import check_plan
 from tests.engine.models import write_model
@@ -55,7 +56,13 @@ def runner(made: tuple[Path, transformers.PreTrainedModel]) -> ModelRunner:
 
 
 def scheduler_of(
-    runner: ModelRunner, *, blocks: int = 200, budget: int = 64, cache: bool = True, rows: int = 16
+    runner: ModelRunner,
+    *,
+    blocks: int = 200,
+    budget: int = 64,
+    cache: bool = True,
+    rows: int = 16,
+    speculator: Speculator | None = None,
 ) -> Scheduler:
     pages = PrefixCache(
         BlockPool(min(blocks, runner.geometry.num_blocks)),
@@ -65,7 +72,7 @@ def scheduler_of(
         enabled=cache,
     )
     config = SchedulerConfig(rows, budget, max_model_len=runner.max_model_len)
-    return Scheduler(config, pages, eos_token_ids=frozenset())
+    return Scheduler(config, pages, eos_token_ids=frozenset(), speculator=speculator)
 
 
 def run(

@@ -230,6 +230,16 @@ def test_wrong_bodies_paths_methods_and_models(server):
     assert server.http.get("/v1/chat/completions").json()["error"]["code"] == "method_not_allowed"
 
 
+@pytest.mark.parametrize("half", ["\\ud83d", "\\ud83d and more", "\\ude00"])
+def test_half_a_character_is_named(server, half):
+    chat = f'{{"messages": [{{"role": "user", "content": "a {half}"}}]}}'
+    completion = f'{{"prompt": "a {half}"}}'
+    for path, body in (("/v1/chat/completions", chat), ("/v1/completions", completion), ("/tokenize", completion)):
+        error = server.http.post(path, content=body.encode()).json()["error"]
+        assert error["code"] == "invalid_json"
+        assert "surrogate" in error["message"]
+
+
 def test_a_prompt_that_can_never_fit_is_a_400_with_the_numbers_streaming_or_not(server):
     for stream in (False, True):
         response = server.post("/v1/completions", prompt=[5] * 1024, stream=stream)

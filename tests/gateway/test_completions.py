@@ -92,6 +92,16 @@ async def test_a_completion(door: FrontDoor, sdk: openai.AsyncOpenAI) -> None:
     )  # fmt: skip
 
 
+async def test_a_prompt_may_be_asked_back_with_nothing_behind_it(door: FrontDoor, upstream: MockUpstream) -> None:
+    body = {"model": "text", "prompt": "Once", "echo": True, "max_tokens": 0}
+    response = await door.client.post("/v1/completions", json=body, headers=door.headers())
+    assert response.status_code == 200, response.text
+    sent = msgspec.json.decode(upstream.records[-1].body)
+    assert (sent["max_tokens"], sent["echo"]) == (0, True)
+    (row,) = await door.rows()
+    assert row["outcome"] == "success"
+
+
 @pytest.mark.parametrize("prompt", ["Once", ["Once", "Twice"], [1, 2, 3], [[1, 2], [3]]])
 async def test_every_form_of_a_prompt_streams(door: FrontDoor, sdk: openai.AsyncOpenAI, prompt: Any) -> None:
     options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
@@ -126,6 +136,9 @@ async def test_a_cut_is_an_error_and_counts_what_came(door: FrontDoor) -> None:
         ({"prompt": {"a": 1}}, "prompt"),
         ({"n": 0}, "n"),
         ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 0, "echo": False}, "max_tokens"),
+        ({"max_tokens": -1, "echo": True}, "max_tokens"),
         ({"temperature": 3}, "temperature"),
         ({"response_format": "json"}, "response_format"),
         ({"prompt": ["x"] * 2049}, "prompt"),
