@@ -18,7 +18,7 @@ import torch
 
 from engine.limits import DRAWN_AT_ONCE
 from engine.sampling.adjust import adjust_row, adjusts, fault_of
-from engine.sampling.draw import draw
+from engine.sampling.draw import draw, likeliest
 from engine.sampling.grammar import constrain
 from engine.sampling.logprobs import row_logprobs
 from engine.sampling.truncate import scale
@@ -43,7 +43,7 @@ class Sampler:
         """
         faults = [fault_of(row.params, logits.shape[1]) for row in rows]
         adjusted = self._adjust(logits, rows, faults)
-        tokens = adjusted.argmax(dim=-1)
+        tokens = likeliest(adjusted)
         random = [i for i, row in enumerate(rows) if row.params.temperature >= _GREEDY_BELOW and faults[i] is None]
         if logits.device.type == "cuda":
             from engine.sampling import draw_triton

@@ -1,4 +1,4 @@
-"""From distributions to tokens: one uniform number in [0, 1) per row, and the token at which it falls."""
+"""From distributions to tokens: the likeliest, or the one at which a uniform number in [0, 1) falls."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ from engine.types import SamplingParams
 
 # First try at top_p: so many of the likeliest tokens usually hold the nucleus; rows where they do not sort everything.
 _NUCLEUS_GUESS = 128
+
+
+def likeliest(logits: torch.Tensor) -> torch.Tensor:
+    """The first of the largest logits of each row, int64 `[rows]`; of a row with NaN, the first NaN."""
+    if logits.device.type == "cpu":
+        return torch.from_numpy(logits.numpy().argmax(axis=-1))  # in vectors: torch's takes nine times as long
+    return logits.argmax(dim=-1)
 
 
 def draw(scaled: torch.Tensor, params: Sequence[SamplingParams], uniform: torch.Tensor) -> torch.Tensor:

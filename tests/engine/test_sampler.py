@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from engine.sampler import Sampler
+from engine.sampling.draw import likeliest
 from engine.sampling.truncate import scale, target_probs
 from engine.types import RowResult, SamplingParams, StepRow
 
@@ -45,6 +46,18 @@ def draws(values: torch.Tensor, params: dict[str, Any], count: int, **history: A
             assert result.token_id is not None
             found[result.token_id] += 1
     return found
+
+
+def test_the_likeliest_is_the_first_of_the_largest() -> None:
+    values = torch.randint(0, 9, (40, 333), generator=torch.Generator().manual_seed(0)).float()
+    values[3] = -torch.inf
+    values[4, 50:] = torch.inf
+    want = [next(i for i, value in enumerate(line) if value == max(line)) for line in values.tolist()]
+    assert likeliest(values).tolist() == want
+    assert likeliest(values.T.contiguous().T).tolist() == want
+    assert likeliest(values[2].expand(3, -1)).tolist() == [want[2]] * 3
+    values[5, [200, 100]] = torch.nan
+    assert likeliest(values)[5] == 100
 
 
 class EvenSampler(Sampler):
