@@ -13,6 +13,8 @@ import contextlib
 import time
 from typing import Literal
 
+import msgspec
+
 from cache import judges
 from cache.embedding.batcher import Batcher, Overloaded, Vector
 from cache.embedding.embedder import Refused
@@ -21,7 +23,7 @@ from cache.learning import Learning, Pending, answer_number
 from cache.promise.rule import Rule
 from cache.stats import Recorder
 from cache.store.answers import Store
-from cache.store.found import Found
+from cache.store.found import Found, Near
 from cache.store.places import Loading
 from cache.verifier.neighbours import NEIGHBOURS, Candidate, Neighbour, candidate
 from cache.wire import (
@@ -80,7 +82,8 @@ class Answering:
         pending.fresh = request.entry
         try:
             text = judges.text_of(request.entry)
-            known = [judges.text_of(found.entry) for found in (pending.found, *pending.others)]
+            others = [found for near in pending.others if (found := self._store.answer(near, pending.key)) is not None]
+            known = [judges.text_of(found.entry) for found in (pending.found, *others)]
         except judges.NoVerdict as none:
             self._learning.settle(pending.ticket, None, none.reason)
             return self._put(request, pending.vector)
@@ -88,14 +91,14 @@ class Answering:
         equal = [judges.equal(text, other) for other in known]
         if equal[0]:
             self._learning.settle(pending.ticket, True, "exact")
-        twin = next((found for found, same in zip((pending.found, *pending.others), equal, strict=True) if same), None)
+        twin = next((found for found, same in zip((pending.found, *others), equal, strict=True) if same), None)
         if twin is not None and self._become_alias(pending, twin):
             self._recorder.stores += 1
             reply = StoreReply(request.id, stored_as="alias")
         else:
             reply = self._put(request, pending.vector)
         if not equal[0]:
-            reply.case = self._compare(pending, text, known)
+            reply.case = self._compare(pending, text, known, others)
         return reply
 
     def judged(self, request: VerdictRequest) -> None:
@@ -162,10 +165,10 @@ class Answering:
             return LookupReply(request.id, "miss", reason="no_entry")
         questions = [(near.question, near.cosine) for near in nearest]
         place, reason = first_accepted(key.text, questions, request.threshold)
-        if place is not None:
-            near = nearest[place]
-            self._learning.note(request.asker, near.entry.id)
-            return self._give(request, near, "semantic", min(near.cosine, 1.0))
+        found = None if place is None else self._store.answer(nearest[place], key, ttl_s=request.ttl_s)
+        if found is not None:
+            self._learning.note(request.asker, found.entry.id)
+            return self._give(request, found, "semantic", min(found.cosine, 1.0))
         return LookupReply(request.id, "miss", score=nearest[0].cosine, reason=reason)
 
     async def _by_promise(self, request: LookupRequest, rule: Rule) -> LookupReply:
@@ -177,10 +180,13 @@ class Answering:
             nearest = await self._nearest(request, request.key, vector)
         except Loading:
             return LookupReply(request.id, "miss", reason="loading")
-        chosen = _candidate(request.key.text, nearest)
-        if chosen is None:
+        best = _candidate(request.key.text, nearest)
+        near = None if best is None else next(one for one in nearest if one.answer_id == best.answer_id)
+        found = None if near is None else self._store.answer(near, request.key, ttl_s=request.ttl_s)
+        if best is None or found is None:
             return LookupReply(request.id, "miss", reason="no_entry")
-        best, found, others = chosen
+        others = _of_other_answers(nearest, best.answer_id)
+        best = msgspec.structs.replace(best, answer_id=answer_number(found.entry.id), others=())
         verdict, ticket = self._learning.decide(
             rule,
             request.judge,
@@ -203,7 +209,7 @@ class Answering:
             request.id, verdict.action, score, None, reason, verdict.p, _age_s(found), found.entry.id, ticket
         )
 
-    async def _nearest(self, request: LookupRequest, key: CacheKey, vector: Vector) -> list[Found]:
+    async def _nearest(self, request: LookupRequest, key: CacheKey, vector: Vector) -> list[Near]:
         """Raises `Loading`."""
         wait_s = self._load_wait_s
         return await self._store.nearest(key, vector, NEIGHBOURS, ttl_s=request.ttl_s, within_s=wait_s)
@@ -256,7 +262,7 @@ class Answering:
         self._recorder.stores += 1
         return StoreReply(request.id, stored_as="answer")
 
-    def _compare(self, pending: Pending, fresh: str, known: list[str]) -> Case | None:
+    def _compare(self, pending: Pending, fresh: str, known: list[str], others: list[Found]) -> Case | None:
         """Have the fresh answer compared with the candidate's, beside the request; a model is the caller's to ask."""
         if pending.judge == "model" and pending.action != "serve":
             question = pending.found.question
@@ -266,12 +272,12 @@ class Answering:
         elif len(self._judging) >= _MOST_JUDGED_AT_ONCE:
             self._learning.settle(pending.ticket, None, "overloaded")
         else:
-            task = asyncio.create_task(self._compare_vectors(pending, fresh, known))
+            task = asyncio.create_task(self._compare_vectors(pending, fresh, known, others))
             self._judging.add(task)
             task.add_done_callback(self._judging.discard)
         return None
 
-    async def _compare_vectors(self, pending: Pending, fresh: str, known: list[str]) -> None:
+    async def _compare_vectors(self, pending: Pending, fresh: str, known: list[str], others: list[Found]) -> None:
         """By the embedder. A fresh answer that is not the candidate's may be that of another neighbour."""
         try:
             same = await judges.alike(fresh, known[0], self.batcher)
@@ -282,7 +288,7 @@ class Answering:
         if same:
             self._become_alias_later(pending, pending.found)
             return
-        for other, text in list(zip(pending.others, known[1:], strict=True))[:_OTHERS_COMPARED]:
+        for other, text in list(zip(others, known[1:], strict=True))[:_OTHERS_COMPARED]:
             with contextlib.suppress(judges.NoVerdict):
                 if await judges.alike(fresh, text, self.batcher):
                     self._become_alias_later(pending, other)
@@ -309,15 +315,15 @@ def _age_s(found: Found) -> float:
     return max(0.0, time.time() - found.entry.created_at)
 
 
-def _candidate(asked: str, nearest: list[Found]) -> tuple[Candidate, Found, list[Found]] | None:
-    """The candidate among the neighbours, its answer, and the other answers; None when there are no neighbours."""
-    answers: dict[int, Found] = {}
-    neighbours = []
-    for found in nearest:
-        number = answer_number(found.entry.id)
-        answers.setdefault(number, found)
-        neighbours.append(Neighbour(found.question, number, min(found.cosine, 1.0)))
-    best = candidate(asked, neighbours)
-    if best is None:
-        return None
-    return best, answers.pop(best.answer_id), list(answers.values())
+def _candidate(asked: str, nearest: list[Near]) -> Candidate | None:
+    """The candidate among the neighbours, its answer named as the store does; None when there are none."""
+    return candidate(asked, [Neighbour(near.question, near.answer_id, min(near.cosine, 1.0)) for near in nearest])
+
+
+def _of_other_answers(nearest: list[Near], answer_id: int) -> list[Near]:
+    """The nearest question of each answer but that one."""
+    found: dict[int, Near] = {}
+    for near in nearest:
+        if near.answer_id != answer_id:
+            found.setdefault(near.answer_id, near)
+    return list(found.values())

@@ -29,7 +29,7 @@ from cache.promise.events import Event
 from cache.promise.keeper import Keeper, Unusable
 from cache.promise.rule import Action, Rule, Standing, Verdict
 from cache.stats import Recorder
-from cache.store.found import Found
+from cache.store.found import Found, Near
 from cache.verifier.neighbours import Candidate
 from cache.wire import Asker, Judge
 
@@ -54,7 +54,7 @@ class Pending(msgspec.Struct, kw_only=True):
     asker: Asker
     vector: Vector
     found: Found
-    others: Sequence[Found]
+    others: Sequence[Near]
     ends: float
     fresh: Entry | None = None
 
@@ -98,7 +98,7 @@ class Learning:
         judge: Judge,
         candidate: Candidate,
         found: Found,
-        others: Sequence[Found],
+        others: Sequence[Near],
         *,
         key: CacheKey,
         vector: Vector,

@@ -9,7 +9,6 @@ absolute. Beyond a bound the answers that are worth least go first (`tables`). M
 from __future__ import annotations
 
 import logging
-import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,8 +31,9 @@ from cache.store.changes import (
     Vector,
 )
 from cache.store.cipher import sealer
-from cache.store.disk import Disk, is_damage
-from cache.store.found import Found, Kept, Listener, Size
+from cache.store.disk import Disk
+from cache.store.found import Found, Kept, Listener, Near, Size
+from cache.store.nearest import Search
 from cache.store.pending import Pending
 from cache.store.places import Places
 from cache.store.reader import Known, Reader
@@ -44,9 +44,7 @@ from cache.store.writer import Writer
 MAX_ALIASES = 128
 MAX_ALIASES_OF_AUTHOR = 32
 _log = logging.getLogger(__name__)
-_SAME_COSINE = 1 - 1e-4  # numbers of 16 bits make a text beside itself a little less than 1
 _SHARE_OF_ONE_ANSWER = 8
-_SEARCHES = 3
 
 
 class Store:
@@ -90,6 +88,7 @@ class Store:
         self._places = Places(self._disk, seals, self._pending.vectors_in, max_bytes=max_bytes // 2)
         self._most_answer_bytes = min(max_bytes, self._most_file_bytes) // _SHARE_OF_ONE_ANSWER
         self._way = Way(self._disk, self._writer, self._pending, self._view, self._places, max_bytes=max_bytes // 2)
+        self._search = Search(self._view, self._places, self._way, self._writer, clock)
 
     def size(self) -> Size:
         self._way.settle()
@@ -146,7 +145,7 @@ class Store:
 
     async def nearest(
         self, key: CacheKey, vector: Vector, k: int, *, ttl_s: float | None = None, within_s: float | None = None
-    ) -> list[Found]:
+    ) -> list[Near]:
         """Up to `k` questions of the key's partition and context, nearest first; several may share an answer.
 
         Args:
@@ -156,33 +155,12 @@ class Store:
         Raises:
             Loading: that takes longer. The reading goes on.
         """
+        return await self._search.nearest(key, vector, k, ttl_s=ttl_s, within_s=within_s)
+
+    def answer(self, near: Near, key: CacheKey, *, ttl_s: float | None = None) -> Found | None:
+        """The answer to a question that `nearest` has found under that key, unless it was forgotten meanwhile."""
         self._way.settle()
-        place = self._view.place(key)
-        if place is None:
-            return []
-        try:
-            index = await self._places.index(place, within_s=within_s)
-        except sqlite3.Error as error:
-            if is_damage(error):
-                self._writer.report_damage(error)
-            else:
-                _log.warning("a part of the cache file cannot be read: %s", error)
-            return []
-        self._way.settle()
-        if not len(index):
-            self._view.forget_place(key)
-            return []
-        for _ in range(_SEARCHES):
-            nearest = index.search(vector, k)
-            known = self._view.by_ids([id for id, _ in nearest])
-            lost = [id for id, _ in nearest if id not in known]
-            for id in lost:  # forgotten, and the index was not told yet
-                index.remove(id)
-                self._places.remove(place, id)
-            if not lost:
-                break
-        found = (self._found(known.get(id), key, cosine, ttl_s) for id, cosine in nearest)
-        return [one for one in found if one is not None]
+        return self._found(self._view.by_ids([near.question_id]).get(near.question_id), key, near.cosine, ttl_s)
 
     def answer_of(self, entry_id: str) -> int | None:
         """The id of the answer whose `Entry.id` this is, while it is kept."""
@@ -392,5 +370,4 @@ class Store:
         # The scope is in the digests already. Should they ever fail, no tenant sees another's answer.
         if known is None or known.scope != key.scope or known.entry.expired(self._clock(), ttl_s=ttl_s):
             return None
-        cosine = 1.0 if cosine >= _SAME_COSINE else cosine
         return Found(known.question_id, known.answer_id, cosine, known.text, known.entry)

@@ -11,6 +11,15 @@ from cache.key import CacheKey
 from cache.store.changes import Purge, Vector
 
 
+class Near(msgspec.Struct, frozen=True):
+    """A question that lies near another one. Its answer has yet to be read: `Store.answer`."""
+
+    question_id: int
+    answer_id: int
+    cosine: float
+    question: str
+
+
 class Found(msgspec.Struct, frozen=True):
     """A question that is known, with its answer. Ids are of this file and never given again."""
 

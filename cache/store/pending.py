@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
-from cache.entry import Entry
 from cache.store.changes import (
     AddQuestion,
     Change,
@@ -19,6 +19,22 @@ from cache.store.changes import (
 )
 
 _CHANGE_OVERHEAD_BYTES = 1000  # objects and dictionaries
+
+
+class Described(Protocol):
+    """Of an answer, what a purge may name: an `Entry`, or what is read of one without the answer itself."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def policy(self) -> str: ...
+
+    @property
+    def tags(self) -> tuple[str, ...]: ...
+
+    @property
+    def created_at(self) -> float: ...
 
 
 class Pending:
@@ -132,7 +148,7 @@ class Pending:
             if change.place == place and change.vector is not None:
                 yield change.question_id, change.vector
 
-    def hides(self, question_id: int, answer_id: int, scope: str, entry: Entry) -> bool:
+    def hides(self, question_id: int, answer_id: int, scope: str, entry: Described) -> bool:
         """Whether a question was forgotten, by itself or with its answer."""
         if answer_id in self._gone_answers or question_id in self._gone_questions:
             return True
@@ -181,7 +197,7 @@ class Pending:
             del self._in_place[question.place]
 
 
-def _matches(change: PurgeAnswers, answer_id: int, scope: str, entry: Entry) -> bool:
+def _matches(change: PurgeAnswers, answer_id: int, scope: str, entry: Described) -> bool:
     purge = change.purge
     return (
         answer_id <= change.up_to_id

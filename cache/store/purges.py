@@ -105,6 +105,11 @@ def marked(tags: Sequence[str]) -> str:
     return "".join(f"{_TAG_MARK}{tag}{_TAG_MARK}" for tag in tags)
 
 
+def unmarked(tags: str) -> tuple[str, ...]:
+    """The tags of an answer's row."""
+    return tuple(tag for tag in tags.split(_TAG_MARK) if tag)
+
+
 def _condition(change: PurgeAnswers) -> tuple[str, list[object]]:
     purge = change.purge
     conditions: list[tuple[str, object]] = [("id <= ?", change.up_to_id)]

@@ -18,6 +18,7 @@ from cache.entry import Entry
 from cache.store import tables
 from cache.store.cipher import Sealer, Unreadable
 from cache.store.disk import Disk, is_damage
+from cache.store.purges import unmarked
 from cache.store.writer import Writer
 
 _log = logging.getLogger(__name__)
@@ -25,6 +26,30 @@ _QUESTION = (
     "SELECT q.id, q.answer, q.place, q.author, q.body, a.scope, a.question, b.body"
     " FROM questions q JOIN answers a ON a.id = q.answer JOIN bodies b ON b.id = q.answer"
 )
+
+
+_ASKED = (
+    "SELECT q.id, q.answer, q.body, a.scope, a.model, a.policy, a.tags, a.created_at, a.expires_at"
+    " FROM questions q JOIN answers a ON a.id = q.answer"
+)
+
+
+class Asked(msgspec.Struct, frozen=True, array_like=True):
+    """A question, and of its answer what says whether it may be given, but not the answer itself."""
+
+    question_id: int
+    answer_id: int
+    text: str
+    scope: str
+    model: str
+    policy: str
+    tags: tuple[str, ...]
+    created_at: float
+    expires_at: float
+
+    def expired(self, now: float, *, ttl_s: float | None = None) -> bool:
+        """As `Entry.expired`."""
+        return now >= self.expires_at or (ttl_s is not None and now - self.created_at >= ttl_s)
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -69,6 +94,23 @@ class Reader:
         rows = self._rows(f"{_QUESTION} WHERE q.id IN ({marks})", question_ids)
         opened = (self._opened(row) for row in rows)
         return {known.question_id: known for known in opened if known is not None}
+
+    def asked(self, question_ids: Sequence[int]) -> dict[int, Asked]:
+        """The same without answers, which may be long."""
+        marks = ",".join("?" * len(question_ids))
+        found = {}
+        for id, answer_id, body, scope, model, policy, tags, *times in self._rows(
+            f"{_ASKED} WHERE q.id IN ({marks})", question_ids
+        ):
+            pair = self._pair(body, tables.question_binding(id))
+            if pair is None:
+                continue
+            try:  # the row's own columns are not sealed: damage may have made anything of them
+                row = (id, answer_id, pair[0], scope, model, policy, unmarked(str(tags)), *times)
+                found[id] = msgspec.convert(row, Asked)
+            except msgspec.ValidationError as error:
+                self._complain(error)
+        return found
 
     def own_question(self, answer_id: int) -> Known | None:
         """An answer with the question that it was given to."""

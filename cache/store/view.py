@@ -8,7 +8,7 @@ from cache.key import CacheKey
 from cache.store.changes import Purge, Question
 from cache.store.disk import Disk
 from cache.store.pending import Pending
-from cache.store.reader import Known, Reader
+from cache.store.reader import Asked, Known, Reader
 from cache.words.writing import folded_form
 
 _KNOWN_PLACES = 50_000
@@ -49,6 +49,14 @@ class View:
         rest = [id for id in question_ids if id not in known]
         known |= self._reader.by_ids(rest) if rest else {}
         return {id: one for id, one in known.items() if self._unhidden(one) is not None}
+
+    def asked(self, question_ids: list[int]) -> dict[int, Asked]:
+        """The same without their answers."""
+        waiting = [question for id in question_ids if (question := self._pending.question(id)) is not None]
+        known = {question.id: _asked(found) for question in waiting if (found := self._known(question)) is not None}
+        rest = [id for id in question_ids if id not in known]
+        known |= self._reader.asked(rest) if rest else {}
+        return {id: one for id, one in known.items() if not self._pending.hides(id, one.answer_id, one.scope, one)}
 
     def own_question(self, answer_id: int) -> Known | None:
         """An answer, with the question that it was given to."""
@@ -127,3 +135,18 @@ class View:
         if known is None or self._pending.hides(known.question_id, known.answer_id, known.scope, known.entry):
             return None
         return known
+
+
+def _asked(known: Known) -> Asked:
+    entry = known.entry
+    return Asked(
+        known.question_id,
+        known.answer_id,
+        known.text,
+        known.scope,
+        entry.model,
+        entry.policy,
+        entry.tags,
+        entry.created_at,
+        entry.expires_at,
+    )

@@ -25,7 +25,9 @@ def unit(seed: int) -> Vector:
 
 
 def near(store: Store, key: CacheKey, vector: Vector, k: int = 3, ttl_s: float | None = None) -> list[Found]:
-    return asyncio.run(store.nearest(key, vector, k, ttl_s=ttl_s))
+    """The nearest questions with their answers."""
+    found = asyncio.run(store.nearest(key, vector, k, ttl_s=ttl_s))
+    return [answer for one in found if (answer := store.answer(one, key, ttl_s=ttl_s)) is not None]
 
 
 def purge(store: Store, **conditions: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -281,3 +282,23 @@ def test_whoever_listens_is_told(store: Store, clock: Clock, make_key: MakeKey, 
         ("forgotten", entry.id),
         ("purged", Purge(scope=a.scope)),
     ]
+
+
+async def test_a_search_reads_no_answer(store: Store, clock: Clock, make_key: MakeKey, make_entry: MakeEntry) -> None:
+    """Answers of a megabyte beside a question would hold up every other look-up for tens of milliseconds."""
+    long = b"x" * 1_000_000
+    for text in ("a", "b", "c"):
+        assert store.put(make_key(text), make_entry(text, long, now=clock.now), unit(1)).reason is None
+    await store.flush()
+    tracemalloc.start()
+    found = await store.nearest(make_key("x"), unit(1), 3)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [one.question for one in found] == ["a", "b", "c"]
+    assert most < 100_000
+    answer = store.answer(found[0], make_key("x"))
+    assert answer is not None
+    assert answer.entry.answer == long
+    assert store.answer(found[0], make_key("x", scope="team:2")) is None, "nor is it another tenant's"
+    assert store.forget(found[0].answer_id)
+    assert store.answer(found[0], make_key("x")) is None

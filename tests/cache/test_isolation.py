@@ -90,7 +90,8 @@ async def _no_look_up_finds_an_answer_of_another(
         assert before - after == {id for id in before if owner[id][0][0] == purged}
     for tenant, text, system in [*looked, *kept]:
         key = key_of(tenant, text, system)
-        found = [store.get_exact(key), store.get_folded(key), *await store.nearest(key, VECTORS[text], 100)]
+        near = [store.answer(one, key) for one in await store.nearest(key, VECTORS[text], 100)]
+        found = [store.get_exact(key), store.get_folded(key), *near]
         assert {owner[one.entry.id] for one in found if one is not None} <= {(tenant, system)}
         own = {id for id in owner if store.answer_of(id) is not None and owner[id] == (tenant, system)}
         assert {one.entry.id for one in found if one is not None} == own, "and every one of its own"

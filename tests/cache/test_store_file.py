@@ -23,6 +23,7 @@ from cache.key import CacheKey
 from cache.store.answers import Store
 from cache.store.changes import Purge, Vector
 from cache.store.tables import SCHEMA_VERSION
+from tests.cache.storing import near
 
 MakeKey = Callable[..., CacheKey]
 MakeEntry = Callable[..., Entry]
@@ -128,7 +129,7 @@ def test_a_killed_process_leaves_whole_answers_only(tmp_path: Path) -> None:
         size = store.size()
         assert [size.answers, size.questions] == counts
         assert size.answers <= 300
-        for found in asyncio.run(store.nearest(killed_key(0), unit(7), 500)):
+        for found in near(store, killed_key(0), unit(7), 500):
             held += 1
             own = found.entry.question
             assert found.entry.answer == own.encode() * 200
@@ -259,7 +260,7 @@ def test_no_damage_makes_a_wrong_answer(
             found = answer(store, make_key(text))
             lost += found is None
             assert found in (None, text.encode() * 20)
-        for one in asyncio.run(store.nearest(make_key("x"), unit(3), 10)):
+        for one in near(store, make_key("x"), unit(3), 10):
             assert one.entry.answer == one.question.encode() * 20
         store.close()
     assert lost > 0

@@ -20,7 +20,7 @@ from cache.entry import Entry
 from cache.key import CacheKey, build_key
 from cache.store.answers import MAX_ALIASES_OF_AUTHOR, Store
 from cache.store.changes import Purge, Vector
-from cache.store.found import Found
+from cache.store.found import Near
 
 DIMENSION = 8
 SCOPES, TEXTS, MODELS, TAGS, POLICIES = ("team:1", "team:2"), range(6), ("m1", "m2"), ("t1", "t2"), ("p1", "p2")
@@ -262,7 +262,7 @@ class StoreMachine(RuleBasedStateMachine):
             check_cosine(found, query)
 
 
-def check_cosine(found: Found, query: Vector) -> None:
+def check_cosine(found: Near, query: Vector) -> None:
     text = int(found.question.removeprefix("question "))
     assert abs(found.cosine - float(vector_of(text) @ query)) < 1e-3
 
