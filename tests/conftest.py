@@ -14,6 +14,7 @@ import re
 import shutil
 import signal
 import socket
+import ssl
 import stat
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-import certifi
+import httpx
 import pytest
 import yaml
 
@@ -44,8 +45,13 @@ ROOT = Path(__file__).resolve().parent.parent
 @pytest.fixture(scope="session", autouse=True)
 def _few_authorities() -> Iterator[None]:
     """HTTP clients of tests speak to this machine only: to read all public authorities costs each of them 40 ms."""
+    ours, make = ssl.create_default_context(cafile=ROOT / "tests/backends/localhost.pem"), httpx.create_ssl_context
+
+    def context(verify: Any = True, **options: Any) -> ssl.SSLContext:
+        return make(ours if verify is True else verify, **options)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(certifi, "where", lambda: str(ROOT / "tests/backends/localhost.pem"))
+        patch.setattr("httpx._transports.default.create_ssl_context", context)
         yield
 
 
