@@ -19,7 +19,10 @@ def kernel_device() -> torch.device:
         return torch.device("cuda")
     from triton import knobs
 
+    from tests.engine.interpreter import patch_once_a_launch
+
     assert knobs.runtime.interpret, "Triton was imported before TRITON_INTERPRET=1 was set"
+    patch_once_a_launch()
     return torch.device("cpu")
 
 
