@@ -23,7 +23,7 @@ from bench.mock_upstream import MockUpstream
 from bench.redis_server import RedisServer, server_binary
 from gateway.ledger.database import Database
 from tests.cache.conftest import ready_process
-from tests.gateway.front_door import FrontDoor, configuration, front_door
+from tests.gateway.front_door import FrontDoor, begin_with_schema, configuration, front_door, migrated_file
 
 
 @pytest_asyncio.fixture
@@ -94,22 +94,30 @@ async def postgres_url(postgres_server: tuple[str, Path]) -> AsyncIterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def empty_database(postgres_server: tuple[str, Path]) -> AsyncIterator[str]:
-    """The URL of an empty database on this server, for as long as it is needed."""
+async def empty_database(postgres_server: tuple[str, Path], template: str = "template1") -> AsyncIterator[str]:
+    """The URL of a copy of `template`, by default an empty database, on this server, for as long as it is needed."""
+    url, data = postgres_server
+    name = f"test_{os.getpid()}_{os.urandom(4).hex()}"
+    await _administer(data, f"CREATE DATABASE {name} TEMPLATE {template}")
+    try:
+        yield url.format(name=name)
+    finally:
+        await _administer(data, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+async def _administer(data: Path, statement: str) -> None:
+    """Execute a statement about the server's databases."""
     import asyncpg
 
-    template, data = postgres_server
     admin = await asyncpg.connect(user="tierline", database="postgres", host=str(data.parent))
-    name = f"test_{os.getpid()}_{os.urandom(4).hex()}"
-    await admin.execute(f"CREATE DATABASE {name}")
-    try:
-        yield template.format(name=name)
-    finally:
-        await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
-        await admin.close()
+    await admin.execute(statement)
+    await admin.close()
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+DATABASES = ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)]
+
+
+@pytest.fixture(params=DATABASES)
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An empty database of each kind in turn."""
     if request.param == "postgresql":
@@ -117,10 +125,38 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/tierline.db"
 
 
+@pytest.fixture(params=DATABASES)
+def migrated_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Of the `database` of a test, of each kind in turn."""
+    if request.param == "postgresql":
+        return str(request.getfixturevalue("postgres_copy"))
+    return f"sqlite:///{tmp_path}/tierline.db"
+
+
+@pytest.fixture(scope="session")
+def postgres_templates() -> list[str]:
+    """The name of a migrated database on the session's server, once one is needed."""
+    return []
+
+
 @pytest.fixture
-async def database(database_url: str) -> AsyncIterator[Database]:
-    """A migrated database of each kind in turn."""
-    opened = await Database.open(database_url)
+async def postgres_copy(postgres_server: tuple[str, Path], postgres_templates: list[str]) -> AsyncIterator[str]:
+    """The URL of a copy of a migrated database."""
+    url, data = postgres_server
+    if not postgres_templates:
+        await _administer(data, "CREATE DATABASE migrated")
+        await (await Database.open(url.format(name="migrated"))).close()
+        postgres_templates.append("migrated")
+    async with empty_database(postgres_server, postgres_templates[0]) as copy:
+        yield copy
+
+
+@pytest.fixture
+async def database(migrated_url: str, tmp_path: Path) -> AsyncIterator[Database]:
+    """A database that has the schema and no rows, of each kind in turn: a copy of one that was migrated."""
+    if migrated_url.startswith("sqlite"):
+        begin_with_schema(tmp_path / "tierline.db", await migrated_file())
+    opened = await Database.open(migrated_url)
     yield opened
     await opened.close()
 

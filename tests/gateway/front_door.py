@@ -100,6 +100,18 @@ def configuration(upstreams: Mapping[str, MockUpstream], models: Mapping[str, An
     }
 
 
+class _PromptServer(Server):
+    """Sees within 5 ms that it is to stop, not within 100: thousands of tests wait for that."""
+
+    async def main_loop(self) -> None:
+        turns = 0
+        while not await self.on_tick(turns):
+            turns += 1
+            for _ in range(20):
+                if not self.should_exit:
+                    await asyncio.sleep(0.005)
+
+
 @asynccontextmanager
 async def front_door(
     root: Path, document: Mapping[str, Any], *, policy: str = POLICY, tracing: Tracing | None = None
@@ -110,9 +122,11 @@ async def front_door(
     path = root / "tierline.yaml"
     path.write_text(yaml.safe_dump(dict(document)))
     configured = settings.load(path)
-    _begin_with_a_schema(configured, await _empty_database())
+    database = Path(configured.storage.data_dir) / "tierline.db"
+    if configured.storage.database_url is None and not database.exists():
+        begin_with_schema(database, await migrated_file())
     app = App(lambda: Services.open(configured, tracing=tracing))
-    server = Server(app, configured.server)
+    server = _PromptServer(app, configured.server)
     task = asyncio.create_task(server.serve())
     while not server.started:
         if task.done():
@@ -131,7 +145,7 @@ async def front_door(
     await task
 
 
-async def _empty_database() -> bytes:
+async def migrated_file() -> bytes:
     """An SQLite file with the schema and no rows."""
     if not _EMPTY_DATABASE:
         with tempfile.TemporaryDirectory() as folder:
@@ -141,13 +155,11 @@ async def _empty_database() -> bytes:
     return _EMPTY_DATABASE[0]
 
 
-def _begin_with_a_schema(configured: settings.Settings, empty: bytes) -> None:
-    """Spare a gateway that would make an SQLite file the migrations, which take as long as a test."""
-    file = Path(configured.storage.data_dir) / "tierline.db"
-    if configured.storage.database_url is None and not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch(mode=0o600)
-        file.write_bytes(empty)
+def begin_with_schema(file: Path, migrated: bytes) -> None:
+    """Spare whoever opens this SQLite database the migrations, which take as long as a test."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch(mode=0o600)
+    file.write_bytes(migrated)
 
 
 def events(text: str) -> list[Any]:

@@ -138,12 +138,12 @@ def test_processes_that_start_at_once_migrate_once(tmp_path: Path) -> None:
     assert [(process.communicate(timeout=60)[1], process.returncode) for process in started] == [("", 0)] * 2
 
 
-async def test_a_newer_schema_is_refused(database: Database, database_url: str) -> None:
+async def test_a_newer_schema_is_refused(database: Database, migrated_url: str) -> None:
     async with database.write() as connection:
         await connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     for migrate in (True, False):
         with pytest.raises(DatabaseError, match="newer than this program"):
-            await Database.open(database_url, migrate=migrate)
+            await Database.open(migrated_url, migrate=migrate)
 
 
 async def test_check_only_does_not_migrate(database_url: str) -> None:
