@@ -48,6 +48,8 @@ async def tried(tmp_path: Path, upstream: MockUpstream) -> AsyncIterator[FrontDo
     }
     document = configuration({"up": upstream, "down": upstream}, models)
     document["backends"]["down"]["attempts"] = 1
+    for backend in document["backends"].values():  # ninety requests at once, on a machine that does other things, too
+        backend["timeouts"] = {"connect_s": 30, "first_token_s": 30, "between_tokens_s": 30, "total_s": 60}
     async with front_door(tmp_path, document, policy=OLD) as running:
         await running.services.rollouts.stop()  # the tests look when they want to
         running.services.rollouts.interval_s = 0
