@@ -98,6 +98,8 @@ def engine_spec(
         "--kv-redis-ttl-seconds": engine.kv_redis_ttl_seconds,
         **_role_options(settings, name),
         "--precision": engine.precision,
+        "--kv-dtype": engine.kv_dtype,
+        "--trace": None if engine.trace is None else base / engine.trace,
         "--task": engine.task,
         "--max-batch-size": engine.max_batch_size,
         "--max-wait-ms": engine.max_wait_ms,
@@ -114,10 +116,12 @@ def engine_spec(
         "--top-p": engine.sampling.top_p,
         "--data-dir": settings.storage.data_dir,
     }
+    flags = {"--no-graphs": not engine.graphs, "--deterministic": engine.deterministic, "--overlap": engine.overlap}
+    # What counts where a request says nothing stands in tierline.yaml, and the answer cache goes by that.
+    switches = [*(flag for flag, is_set in flags.items() if is_set), "--no-recommended-sampling"]
     return ProcessSpec(
         name=f"engine-{name}",
-        # What counts where a request says nothing stands in tierline.yaml, and the answer cache goes by that.
-        argv=(*_module("engine", options), *(part for pair in repeated for part in pair), "--no-recommended-sampling"),
+        argv=(*_module("engine", options), *(part for pair in repeated for part in pair), *switches),
         ready=http_probe(_reachable(engine.host), engine.port, "/health"),
         env=_unless_set({**_PASSIVE_THREADS, "OMP_NUM_THREADS": str(threads), "TIERLINE_PAGE_SEED": page_seed}),
         stop_timeout_s=_DRAIN_S + _KILL_AFTER_DRAIN_S,

@@ -202,6 +202,11 @@ class EngineSettings(Strict):
         None, ge=0.1, le=60_000, description="Keep steps so short that an answer gets its next token within this time."
     )
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    kv_dtype: Literal["auto", "fp8"] = Field("auto", description="Of keys and values; fp8, on a GPU, takes half.")
+    graphs: bool = Field(True, description="On a GPU, record steps before the first request and replay them.")
+    deterministic: bool = Field(False, description="On a GPU, a row's result does not depend on the rows beside it.")
+    overlap: bool = Field(False, description="Choose and prepare the next step while the device works on this one.")
+    trace: str | None = Field(None, description="File for the time of each step, for chrome://tracing.")
     task: Literal["auto", "generate", "embed", "score"] = Field(
         "auto", description="What to do with texts; auto: what the model is made for. One engine has one task."
     )

@@ -7,7 +7,8 @@ from typing import Any, get_args
 
 import pytest
 
-from engine.config import SPECULATIVE
+from engine.__main__ import parse_arguments
+from engine.config import KV_DTYPES, PRECISIONS, SPECULATIVE
 from engine.limits import NUM_DRAFTS
 from engine.server.reply_form import REASONING_PARSERS, TOOL_PARSERS
 from gateway.processes import process_specs
@@ -24,6 +25,8 @@ def test_choices_are_the_engines() -> None:
     assert choices("tool_parser") == TOOL_PARSERS
     assert choices("reasoning_parser") == REASONING_PARSERS
     assert choices("speculative") == SPECULATIVE
+    assert choices("kv_dtype") == KV_DTYPES
+    assert choices("precision") == PRECISIONS
     assert EngineSettings(model="m").num_speculative_tokens == NUM_DRAFTS
 
 
@@ -46,6 +49,29 @@ def test_a_layout_is_handed_on(tmp_path: Path) -> None:
     line = " ".join(next(spec for spec in specs if spec.name == "engine-e").argv)
     assert "--tensor-parallel 4" in line
     assert "--pipeline-parallel 2" in line
+
+
+@pytest.mark.parametrize(
+    ("said", "read"),
+    [
+        ("", {}),
+        ("kv_dtype: fp8", {"kv_dtype": "fp8"}),
+        ("graphs: false", {"no_graphs": True}),
+        ("deterministic: true", {"deterministic": True}),
+        ("overlap: true", {"overlap": True}),
+        ("trace: steps.json", {"trace": "steps.json"}),
+    ],
+)
+def test_how_steps_run_reaches_the_engine(tmp_path: Path, said: str, read: dict[str, Any]) -> None:
+    """The engine's own parser reads the command line; a relative path begins where the file lies."""
+    config = configuration(tmp_path, port=9100, engine=f"{{model: w.gguf, {said}}}")
+    specs = process_specs(load(config), config, {"e": tmp_path / "w.gguf"})
+    argv = next(spec for spec in specs if spec.name == "engine-e").argv
+    options = vars(parse_arguments(list(argv[argv.index("engine") + 1 :])))
+    defaults = {"kv_dtype": "auto", "no_graphs": False, "deterministic": False, "overlap": False, "trace": None}
+    if "trace" in read:
+        read = {"trace": config.parent / read["trace"]}
+    assert {name: options[name] for name in defaults} == defaults | read
 
 
 @pytest.mark.parametrize(
