@@ -56,11 +56,12 @@ from engine.messages import (
     to_core_decoder,
 )
 from engine.models.pooling import choose_task
-from engine.parallel.errors import LayoutError, PeersLost
+from engine.parallel.errors import LayoutError
 from engine.parallel.settings import check_settings
 from engine.scheduling.scheduler import Scheduler
 from engine.snapshot import snapshot
 from engine.spec.loading import load_speculator, open_draft
+from engine.stepper import Done, Stepper
 from engine.trace import trace
 from engine.transfer.tiers import Tiers
 from engine.types import Runner
@@ -88,8 +89,10 @@ class EngineCore:
         overlap: bool = False,
     ) -> None:
         """`batching`: of texts to be pooled. `adapters`: the runner and the scheduler know those loaded. `tiers`: where
-        pages are kept beyond the scheduler's cache. `overlap`: tell of a step while the device works on the next."""
-        self._overlap = overlap
+        pages are kept beyond the scheduler's cache. `overlap`: begin each step before the one before it is over; with
+        a runner that cannot, tell of a step while the device works on the next."""
+        self._stepper = Stepper(runner, scheduler, tiers, ahead=overlap)
+        self._tells_later = overlap and not self._stepper.is_ahead
         self._held: list[FromCore] = []  # what is still to be told of the last step
         self._batching = batching
         self._runner = runner
@@ -236,46 +239,28 @@ class EngineCore:
     # --- one step ------------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        start = time.monotonic()
-        trace.phase("queue")
-        plan = self._scheduler.schedule()
-        self._held_up = not plan.rows
+        finished = self._stepper.step(self._tell)
+        self._held_up = not finished and not self._stepper.is_flying
         if self._held_up:
             self._tell()
-            return
-        if self._tiers is not None:
-            self._tiers.spill()
-        planned = time.monotonic()
-        try:
-            results = self._runner.execute(plan, self._tell)
-        except (PeersLost, BrokenPipeError, ConnectionResetError):
-            raise
-        except Exception as error:
-            log.exception("a step of %d rows failed", len(plan.rows))
-            outputs = self._scheduler.fail_step(f"The engine failed in a step: {type(error).__name__}: {error}")
-            self._step_failures += 1
-            self._failures_in_a_row += 1
         else:
-            trace.phase("post")
-            seconds = time.monotonic() - planned
-            self._scheduler.speculator.timed(plan.num_tokens, seconds)
-            outputs = self._scheduler.update(plan, results)
-            if self._tiers is not None:
-                self._tiers.computed(plan.num_tokens, seconds)
-                self._tiers.share()
-            self._scheduler.step_budget.timed(plan, results, time.monotonic() - start)
-            self._failures_in_a_row = 0
+            self._last_step_end = time.monotonic()
+        for done in finished:
+            self._take(done)
+
+    def _take(self, done: Done) -> None:
+        """Count a step that is over, and tell of it."""
         self._steps += 1
-        end = self._last_step_end = time.monotonic()
-        self._admission.finished(end, sum(output.finish_reason is not None for output in outputs))
+        self._step_failures += done.has_failed
+        self._failures_in_a_row = self._failures_in_a_row + 1 if done.has_failed else 0
+        self._admission.finished(time.monotonic(), sum(output.finish_reason is not None for output in done.outputs))
         self._check_idle()
         if (news := self._scheduler.cache.news()) is not None:  # first: who has an answer finds its pages told
             self._held.append(Pages(*news))
-        self._held.append(Step(outputs, self.stats(), end - start))
+        self._held.append(Step(done.outputs, self.stats(), done.seconds))
         # NOTE: while requests run, the next step comes at once: it is held until that step's kernels have started.
-        if not (self._overlap and self._scheduler.num_running) or self._failures_in_a_row:
+        if not (self._tells_later and self._scheduler.num_running) or self._failures_in_a_row:
             self._tell()
-        trace.end(rows=len(plan.rows), tokens=plan.num_tokens)
         if self._failures_in_a_row >= MAX_CONSECUTIVE_FAILURES:
             raise RuntimeError(f"{self._failures_in_a_row} steps in a row failed")
 

@@ -2,8 +2,8 @@
 
 A recording is fixed in everything but the contents of its tensors, so there is one for each of some batch sizes
 ("buckets"), and a step is padded up to the next one with rows of nobody (`geometry.padded`). Lengths and pages are read
-on the device, so a recording serves every length. Prefill and mixed steps run kernel by kernel: their time is in the
-kernels. The buckets are recorded before the first request, largest first, so that the smaller ones use its memory.
+on the device, so a recording serves every length. Steps with longer rows: see `engine/piecewise.py`. The buckets are
+recorded before the first request, largest first, so that the smaller ones use its memory.
 
 `Recorder` is the seam: `CudaRecorder` on a GPU, a tape for a CPU in tests (`bench/gpu/tape.py`).
 """
@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from engine.geometry import padded
-from engine.layers.attention import AttentionBackend, LongArray, StepGeometry
-from engine.layers.staging import Staging
+from engine.inputs import StepInputs
+from engine.layers.attention import AttentionBackend, StepGeometry
 from engine.models.decoder import Decoder
 
 Work = Callable[[], None]
@@ -66,17 +66,15 @@ def buckets(max_rows: int) -> tuple[int, ...]:
 class DecodeGraphs:
     """The recorded decode steps of one decoder."""
 
-    def __init__(self, decoder: Decoder, attention: AttentionBackend, recorder: Recorder) -> None:
-        """`attention` must keep its tensors where they are from step to step."""
+    def __init__(self, decoder: Decoder, attention: AttentionBackend, recorder: Recorder, inputs: StepInputs) -> None:
+        """`attention` and `inputs` must keep their tensors where they are from step to step."""
         self._decoder = decoder
         self._attention = attention
         self._recorder = recorder
         config = attention.config
         self.buckets = buckets(min(config.max_num_seqs, config.max_num_batched_tokens))
         most = self.buckets[-1]
-        fields = {"token_ids": (most, torch.int64), "positions": (most, torch.int64)}
-        self._inputs = Staging(fields, config.device)
-        self._token_ids, self._positions = (self._inputs.on_device(name) for name in fields)
+        self._token_ids, self._positions = inputs.recorded("token_ids"), inputs.recorded("positions")
         self._all = torch.arange(most, device=config.device)
         self._hidden = torch.zeros(most, decoder.spec.hidden_size, dtype=config.dtype, device=config.device)
         self._replays: dict[int, Work] = {}
@@ -111,17 +109,14 @@ class DecodeGraphs:
         """Whether this step can be replayed: it has rows of one token only."""
         return bool(self._replays) and step.num_decode_rows == step.num_rows <= self.buckets[-1]
 
-    def hidden(self, token_ids: LongArray, step: StepGeometry) -> torch.Tensor:
+    def hidden(self, step: StepGeometry) -> torch.Tensor:
         """The normed state of every row, `[rows, hidden]`, valid until the next call.
 
-        token_ids: int64 `[rows]`. Begins the step at the attention backend itself.
+        The inputs have been sent: behind the step's own there is what was there before, for the rows of nobody. Begins
+        the step at the attention backend itself.
         """
         rows = self.buckets[bisect_left(self.buckets, step.num_rows)]
-        whole = padded(step, rows)
-        self._attention.begin(whole)
-        self._inputs.put("token_ids", np.pad(token_ids, (0, rows - step.num_rows)))
-        self._inputs.put("positions", whole.positions)
-        self._inputs.send()
+        self._attention.begin(padded(step, rows))
         self._replays[rows]()
         self.num_replays += 1
         return self._hidden[: step.num_rows]

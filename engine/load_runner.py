@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -36,6 +37,9 @@ from engine.runner import ModelRunner
 from engine.sampler import Sampler
 from engine.text.tokenizer import end_ids
 from engine.warm_up import rehearse, try_to_record, warm_up
+
+if TYPE_CHECKING:
+    from engine.sampling.on_device import DeviceSampling
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +157,7 @@ def load_runner(
     runner = ModelRunner(
         decoder,
         attention,
-        Sampler(end_ids(model.info.tokenizer)),
+        Sampler(end_ids(model.info.tokenizer), _sampling_on(target, max_num_seqs, spec.vocab_size)),
         max_model_len=max_model_len,
         precision=precision,
         max_num_drafts=max_num_drafts,
@@ -172,3 +176,11 @@ def load_runner(
     jit_monitor.mark_warm()
     logger.info("loaded %s: %s", model.path, runner.describe())
     return runner
+
+
+def _sampling_on(device: torch.device, texts: int, vocab: int) -> DeviceSampling | None:
+    if device.type != "cuda":
+        return None
+    from engine.sampling.on_device import DeviceSampling
+
+    return DeviceSampling(texts, vocab, device)

@@ -58,6 +58,11 @@ def scratch_bytes(spec: ModelSpec, max_num_batched_tokens: int, max_num_seqs: in
     return max_num_batched_tokens * widest * element_bytes + logits * spec.vocab_size * 4
 
 
+def text_count_bytes(texts: int, vocab: int) -> int:
+    """On a GPU, of the tables that say how often so many texts have each token, for penalties."""
+    return 5 * texts * vocab
+
+
 def available_bytes() -> int:
     """Main memory this process can still take: the least of what the machine and the cgroup have left."""
     available = psutil.virtual_memory().available
@@ -194,6 +199,7 @@ class Demand:
             # On a GPU the pieces are made in main memory, one matrix at a time.
             loading_bytes=0 if storage.on_gpu else loading + 4 * _DECODING_COPIES * PIECE_VALUES,
             scratch_bytes=storage.decoded_bytes
+            + (text_count_bytes(self.max_num_seqs, spec.vocab_size) if storage.on_gpu else 0)
             + scratch_bytes(spec, self.max_num_batched_tokens, self.max_num_seqs, storage.element_bytes),
             kv_cache_bytes=self.kv_cache_bytes or pages * self.block_size * per_token,
             adapter_bytes=self.adapter_values * storage.element_bytes,

@@ -1,8 +1,7 @@
 """Turns step plans into tokens: one forward pass over mixed prefill and decode rows, then sampling.
 
-The runner owns every tensor: weights, KV pages, scratch. Each row's last state is checked for finiteness before it
-yields anything: a NaN anywhere in a row reaches its last token through attention, so one look suffices, and no other
-row can see it. A row with drafts is looked at and sampled at each of its positions (`engine/spec/verify.py`).
+The runner owns every tensor: weights, KV pages, scratch. Here is the way to a step's states; what is made of them, once
+they are on their way, is in `engine/flight.py`. Nothing here waits for the device.
 `engine/load_runner.py` builds one from a model file.
 """
 
@@ -10,8 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -19,27 +16,24 @@ import torch
 
 from engine.adapters.low_rank import AdapterWeights, StepAdapters
 from engine.adapters.peft import read_adapter
+from engine.flight import ModelFlight, execute, memory_errors
 from engine.geometry import sampled_tokens, step_geometry
 from engine.graphs import DecodeGraphs, Recorder
+from engine.inputs import Awaited, LastDrawn, StepInputs
 from engine.layers.attention import AttentionBackend, LongArray, StepGeometry
-from engine.limits import DRAWN_AT_ONCE
-from engine.memory import (
-    EngineMemoryError,
-    MemoryLedger,
-    kv_bytes_per_token,
-    scratch_bytes,
-)
+from engine.layers.staging import upload
+from engine.memory import MemoryLedger, kv_bytes_per_token, scratch_bytes
 from engine.models.decoder import Decoder
 from engine.models.spec import ModelSpec
 from engine.parallel.calls import CopyPages, Forward
 from engine.parallel.peers import Peers
+from engine.piecewise import MOST_TOKENS, PiecewiseGraphs
 from engine.pooler import Pooler
 from engine.sampler import Sampler
 from engine.sampling.prompt import PromptScores
 from engine.spec.state_reader import StateReader
-from engine.spec.verify import collapse, expand
 from engine.trace import trace
-from engine.types import CacheGeometry, RowResult, StepPlan, StepRow, nothing
+from engine.types import AWAITED, CacheGeometry, RowResult, StepPlan, StepRow, nothing
 
 logger = logging.getLogger(__name__)
 
@@ -78,93 +72,111 @@ class ModelRunner:
         self.adapters = StepAdapters(config.device)
         if adapter_bytes:
             decoder.adapt(self.adapters)
-        self._pooler = pooler
-        self._reader: StateReader | None = None
+        self.pooler = pooler
+        self.reader: StateReader | None = None
+        self.drawn = LastDrawn()
+        self._inputs = StepInputs(config, staged=config.device.type == "cuda")
         self._graphs: DecodeGraphs | None = None
+        self._pieces: PiecewiseGraphs | None = None
 
-    def record(self, recorder: Recorder) -> None:
-        """Record decode steps, to be replayed from now on. Raises RuntimeError where they cannot be recorded."""
-        graphs = DecodeGraphs(self.decoder, self.attention, recorder)
+    @property
+    def is_led_by_others(self) -> bool:
+        """Whether other ranks take part in every step, so that none can be begun again."""
+        return self._peers is not None
+
+    def record(self, recorder: Recorder, *, most_tokens: int = MOST_TOKENS) -> None:
+        """Record steps, to be replayed from now on: of single tokens, and with prompts, these up to `most_tokens`.
+
+        Raises RuntimeError where they cannot be recorded.
+        """
+        inputs = StepInputs(self._config, staged=True)
+        decode = DecodeGraphs(self.decoder, self.attention, recorder, inputs)
+        pieces = PiecewiseGraphs(self.decoder, self.attention, recorder, inputs, most_tokens)
         with torch.inference_mode():
-            graphs.capture()
-        self._graphs = graphs
+            decode.capture()
+            pieces.capture()
+        self._inputs, self._graphs, self._pieces = inputs, decode, pieces
 
     def show_states(self, reader: StateReader) -> None:
         """Show every step's inner states to `reader`, from now on; recorded steps do not show them."""
-        self._graphs = None
-        self._reader = reader
+        self._graphs = self._pieces = None
+        self.reader = reader
         self.decoder.tap(reader.taps)
 
     def execute(self, plan: StepPlan, meanwhile: Callable[[], None] = nothing) -> list[RowResult]:
         """One result per row, in order; see `engine.types.Runner`.
 
-        Raises ValueError for a plan that breaks the contract (positions past `max_model_len`, a short block table,
-        decode rows not first); EngineMemoryError when the GPU's memory runs out, which the next step need not share.
+        A step that finds too little memory is run again in pieces, down to single rows; a row that finds too little by
+        itself has an error. Raises ValueError for a plan that breaks the contract (positions past `max_model_len`, a
+        short block table, decode rows not first).
         """
-        try:
-            return self._execute(plan, meanwhile) if plan.rows else []
-        except torch.OutOfMemoryError as error:
-            if self._config.device.type == "cuda":
-                torch.cuda.empty_cache()  # what the failed step left in pieces
-            raise EngineMemoryError(
-                f"a step of {plan.num_tokens} tokens in {len(plan.rows)} rows found too little memory on the GPU: "
-                "lower max_num_batched_tokens, max_num_seqs or kv_cache_bytes"
-            ) from error
+        return execute(self, plan, meanwhile)
+
+    def launch(self, plan: StepPlan) -> ModelFlight:
+        """As `begin`, for a step whose tokens the next one may await; see `engine.types.AheadRunner`."""
+        flight = self.begin(plan)
+        flight.is_followed = True
+        return flight
 
     @torch.inference_mode()
-    def _execute(self, plan: StepPlan, meanwhile: Callable[[], None]) -> list[RowResult]:
+    def begin(self, plan: StepPlan) -> ModelFlight:
+        """Begin a step of at least one row.
+
+        Raises ValueError as `execute`, EngineMemoryError when the GPU's memory runs out, which the next step need not
+        share.
+        """
+        with memory_errors(plan, self._config.device):
+            return self._begin(plan)
+
+    def _begin(self, plan: StepPlan) -> ModelFlight:
         rows = plan.rows
         trace.phase("prepare")
         geometry = step_geometry(rows, self._config.block_size, self.max_model_len)
         token_ids = np.concatenate([np.asarray(row.token_ids, dtype=np.int64) for row in rows])
-        row_faults = self._token_faults(token_ids, geometry) | self.adapters.begin(rows, geometry.query_starts)
+        awaited = self._awaited(rows, token_ids)
+        faults = self._token_faults(token_ids, geometry) | self.adapters.begin(rows, geometry.query_starts)
         if plan.copies:
             self.copy_pages(plan.copies)
+            plan.copies = []  # should the step be run again, their sources may have been written to
         trace.phase("forward")
-        if self._pooler is not None:
-            wanted = self._pooler.wanted(rows, geometry.query_starts)
-            hidden = self.forward(token_ids, geometry, wanted.indices)
-            meanwhile()
-            return self._pooler.results(rows, wanted, hidden, row_faults)
+        if self.pooler is not None:
+            pooled = self.pooler.wanted(rows, geometry.query_starts)
+            hidden = self.forward(token_ids, geometry, pooled.indices)
+            return ModelFlight(self, plan, hidden, faults, pooled=pooled)
         scores = PromptScores.wanted(rows, geometry.query_starts)
-        sampled = sampled_tokens(rows, geometry)
-        hidden = self.forward(token_ids, geometry, np.concatenate([sampled, scores.indices]))
-        trace.phase("meanwhile")
-        meanwhile()
-        trace.phase("sample")
-        positions = expand(rows)
-        hidden, scored = hidden[: len(positions)], hidden[len(positions) :]
-        first = list(accumulate((row.num_drafts + 1 for row in rows), initial=0))
-        faults = {first[row]: fault for row, fault in row_faults.items()}
-        finite = torch.isfinite(hidden.float().sum(dim=-1))
-        results = [RowResult(row.request_id, error=faults.get(i)) for i, row in enumerate(positions)]
-        self._sample(hidden, positions, faults, results)
-        for i, is_finite in enumerate(finite.tolist()):  # asked last: the answer waits for the device
-            if not is_finite and i not in faults:
-                results[i] = RowResult(positions[i].request_id, error="the model computed a value that is not finite")
-        results = collapse(rows, results)
-        for i, row in enumerate(rows):
-            if row.draws and results[i].error is None:
-                logits = self.decoder.logits(hidden[first[i] : first[i] + 1])
-                at_once = min(DRAWN_AT_ONCE, self._config.max_num_seqs)
-                results[i] = replace(results[i], draws=self.sampler.draw_siblings(logits, row, at_once=at_once))
-        if self._reader is not None:
-            self._reader.follow(rows, torch.cat(self.decoder.tapped, dim=-1), results)
-        for i, entries in scores.compute(scored, self.decoder.logits).items():
-            if results[i].error is None:
-                results[i] = replace(results[i], prompt_logprobs=entries)
-        return results
+        wanted = np.concatenate([sampled_tokens(rows, geometry), scores.indices])
+        return ModelFlight(self, plan, self.forward(token_ids, geometry, wanted, awaited), faults, scores=scores)
 
-    def forward(self, token_ids: LongArray, step: StepGeometry, wanted: LongArray) -> torch.Tensor:
+    def _awaited(self, rows: Sequence[StepRow], token_ids: LongArray) -> Awaited | None:
+        """Which tokens are still on the device. Those that are known by now are put into `token_ids`."""
+        places: list[int] = []
+        for at in (token_ids[: len(rows)] == AWAITED).nonzero()[0].tolist():
+            row = rows[at]  # single tokens come first, so that row `at` has token `at`
+            if len(row.token_ids) != 1 or row.request_id not in self.drawn:
+                continue  # it is no token at all
+            text = row.all_token_ids
+            token_ids[at] = text[row.start] if row.start < len(text) else 0  # 0: it has ended, and nobody looks
+            if token_ids[at] == AWAITED:
+                token_ids[at] = 0
+                places.append(at)
+        return self.drawn.awaited(places, [rows[at].request_id for at in places])
+
+    def forward(
+        self, token_ids: LongArray, step: StepGeometry, wanted: LongArray, awaited: Awaited | None = None
+    ) -> torch.Tensor:
         """Begin the step and run it: states `[rows, hidden]` of the tokens `wanted`, indices into the step's."""
         if self._peers is not None:
             self._peers.announce(Forward.of(step, token_ids, wanted))
-        if self._graphs is not None and not self.adapters.groups and self._graphs.serves(step):
-            states = self._graphs.hidden(token_ids, step)  # of every row, in order
-            return states if len(wanted) == len(states) else states[torch.from_numpy(wanted)]
+        inputs = self._inputs
+        inputs.send(token_ids, step.positions, wanted, awaited)
+        if not self.adapters.groups:
+            if self._graphs is not None and self._graphs.serves(step):
+                states = self._graphs.hidden(step)  # of every row, in order
+                return states if len(wanted) == len(states) else states.index_select(0, inputs.wanted)
+            if self._pieces is not None and self._pieces.serves(step):
+                return self._pieces.hidden(step, inputs.wanted)
         self.attention.begin(step)
-        arrays = (token_ids, step.positions, wanted)
-        return self.decoder.hidden(*(torch.from_numpy(array).to(self._config.device) for array in arrays))
+        return self.decoder.hidden(inputs.token_ids, inputs.positions, inputs.wanted)
 
     def answer_logits(self, rows: int) -> None:
         """On a rank other than 0: compute what is here of the logits of `rows` states that rank 0 has."""
@@ -176,29 +188,11 @@ class ModelRunner:
         """See `StepPlan.copies`. All sources are read before any page is written."""
         if self._peers is not None:
             self._peers.announce(CopyPages(list(copies)))
-        sources, targets = torch.tensor(copies, device=self._config.device).unbind(1)
+        sources, targets = upload(np.array(copies, dtype=np.int64), self._config.device).unbind(1)
         pages = self.attention.kv_cache
         pages.index_copy_(2, targets, pages.index_select(2, sources))
-        if self._reader is not None:
-            self._reader.copy_pages(sources, targets)
-
-    def _sample(
-        self, hidden: torch.Tensor, rows: Sequence[StepRow], faults: dict[int, str], results: list[RowResult]
-    ) -> None:
-        """Fill in the results of the rows that sample."""
-        sampling = [i for i, row in enumerate(rows) if row.sample and i not in faults]
-        if not sampling:
-            return
-        if len(sampling) < len(rows):
-            hidden = hidden[sampling]
-        logits = self.decoder.logits(hidden)
-        finite = torch.isfinite(logits.sum(dim=-1)).tolist()
-        sampled = self.sampler.sample(logits, [rows[i] for i in sampling])
-        for i, is_finite, result in zip(sampling, finite, sampled, strict=True):
-            if is_finite:
-                results[i] = result
-            else:
-                results[i] = RowResult(rows[i].request_id, error="the model computed a logit that is not finite")
+        if self.reader is not None:
+            self.reader.copy_pages(sources, targets)
 
     def _token_faults(
         self, token_ids: np.ndarray[tuple[int], np.dtype[np.int64]], step: StepGeometry

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+# Stands for a token that the step before this one draws: it is on the device, and nobody here knows it yet.
+AWAITED = -1
 # Packed bits `[rows, words]`: what `TokenMasks` writes.
 Bitmask = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 Vector = np.ndarray[tuple[int], np.dtype[np.float32]]
@@ -109,6 +111,8 @@ class Draw:
 class StepRow:
     """One sequence's share of a step: compute `token_ids` at positions `start, start + 1, ...`.
 
+    While the step before this one is not over, `token_ids` may be `[AWAITED]`: what that draws for this request.
+
     `block_table` covers positions `0 .. start + len(token_ids) - 1`, page `p` holding positions
     `p * block_size .. (p + 1) * block_size - 1`. With `sample`, the last position yields the next token.
 
@@ -142,7 +146,8 @@ class StepPlan:
     rows: list[StepRow]
     # Requests that ended since the last plan: whatever the runner keeps for them can go.
     finished: list[int] = field(default_factory=list)
-    # Pages to copy before the step, all layers of them: from, to. No page is in both columns.
+    # Pages to copy before the step, all layers of them: from, to. No page is in both columns. A runner that has copied
+    # them may empty the list, so that a step can be run again.
     copies: list[tuple[int, int]] = field(default_factory=list)
 
     @property
@@ -206,4 +211,25 @@ class Runner(Protocol):
 
         `meanwhile` is called once at most, when the device has its work and before its results are waited for.
         """
+        ...
+
+
+class Flight(Protocol):
+    """A step that has begun: its forward pass is on its way."""
+
+    def draw(self) -> None:
+        """Begin the choice of tokens. By now the rows' texts hold every token before the one to be drawn."""
+        ...
+
+    def results(self) -> list[RowResult]:
+        """Wait for the step's end; one result per row, in order. After `draw`."""
+        ...
+
+
+@runtime_checkable
+class AheadRunner(Runner, Protocol):
+    """A runner that begins a step before the one before it is over."""
+
+    def launch(self, plan: StepPlan) -> Flight:
+        """Begin a step, and wait for nothing. Of the step before it, if that is not over, the draw has begun."""
         ...

@@ -87,7 +87,9 @@ def rehearse(runner: ModelRunner) -> None:
     held = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     for plan in largest_steps(runner):
-        runner.execute(plan)
+        flight = runner.begin(plan)  # and not `execute`, which would make do with less
+        flight.draw()
+        flight.results()
         _clean(runner, plan.rows[0].block_table)
     taken, planned = torch.cuda.max_memory_allocated(device) - held, runner.ledger().scratch_bytes
     log = logger.warning if taken > planned else logger.info

@@ -16,6 +16,7 @@ from engine.adapters.peft import Adapter, Pair
 from engine.adapters.targets import Product
 from engine.layers.attention import IntArray
 from engine.layers.linear import Linear
+from engine.layers.staging import upload
 from engine.types import StepRow
 
 # Products of fewer rows are summed in another order by the libraries behind torch, and a token's bits would depend on
@@ -99,7 +100,7 @@ class StepAdapters:
         first, last, count = int(indices[0]), int(indices[-1]), len(indices)
         padded = np.concatenate([indices, np.full(-count % _TILE, last)])
         span = slice(first, last + 1) if last + 1 - first == count else None
-        return Group(weights, torch.from_numpy(padded).to(self._device), count, span)
+        return Group(weights, upload(padded, self._device), count, span)
 
 
 class AdaptedLinear:

@@ -20,6 +20,8 @@ from engine.kernels.kv_write import kv_write_launch
 from engine.kernels.launch import Launch
 from engine.kernels.moe_gemm import GROUP, ExpertWeights, expert_launch
 from engine.kernels.moe_routing import Routing, combine_launch, routing_launches
+from engine.kernels.penalise import SETTINGS as PENALTY_SETTINGS
+from engine.kernels.penalise import penalise_launch
 from engine.kernels.rms_norm import rms_norm_launch
 from engine.kernels.rotary import rotary_launch
 from engine.kernels.sample import SETTINGS, DrawBuffers, draw_launches
@@ -211,6 +213,10 @@ def _sampling_launches(vocab: int) -> Iterator[Specialisation]:
     launches = draw_launches(_meta((_SEQS, vocab), torch.float32), settings, _meta((_SEQS,), torch.int64), buffers)
     for role, launch in zip(("maximum", "weigh", "compact", "draw"), launches, strict=True):
         yield Specialisation(f"sample_{role}", launch)
+    counts, in_prompt = _meta((_SEQS, vocab), torch.int32), _meta((_SEQS, vocab), torch.uint8)
+    penalties = _meta((_SEQS, PENALTY_SETTINGS.value), torch.float32)
+    launch = penalise_launch(_meta((_SEQS, vocab), torch.float32), counts, in_prompt, penalties)
+    yield Specialisation("sample_penalise", launch)
 
 
 def _expert_launches(shape: ModelShape, experts: ExpertShape, dtype: torch.dtype) -> Iterator[Specialisation]:

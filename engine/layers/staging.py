@@ -1,4 +1,4 @@
-"""Host arrays of one step on their way to fixed addresses of a device: one pinned buffer, one copy, no waiting.
+"""Between host and device without waiting: arrays of a step to fixed addresses, single arrays, and results back.
 
 Recorded device work reads its inputs where they were when it was recorded, so every array has a place of its own that
 never moves. A copy from pinned memory runs beside the host; the buffer is filled again only when the copy is over.
@@ -61,3 +61,31 @@ class Staging:
         if self._copied is not None:
             self._copied.record()
         self._is_filling, self._end = False, 0
+
+
+def upload(values: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    """Host values on the device: the copy is begun, and nobody waits for it. On a CPU they are shared, not copied."""
+    host = torch.from_numpy(values)
+    if device.type != "cuda":
+        return host.to(device)
+    return host.pin_memory().to(device, non_blocking=True)  # the pinned memory stays as it is until it was read
+
+
+class Download:
+    """Tensors on their way to the host: begun when this is made, waited for when they are asked for."""
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        self._tensors, self._copied = tensors, None
+        if any(tensor.device.type == "cuda" for tensor in tensors):
+            self._tensors = tuple(
+                torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+                for tensor in tensors
+            )
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record()
+
+    def get(self) -> tuple[torch.Tensor, ...]:
+        """The tensors, on the host."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._tensors

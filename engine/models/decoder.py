@@ -149,21 +149,21 @@ class Decoder:
         must have begun this step. Returns `[rows, hidden]`.
         """
         tokens = token_ids.shape[0]
-        embedded, residual = self._begin(token_ids)
+        embedded, residual = self.begin(token_ids)
         is_plain = self._adapters is None or not self._adapters.groups
         self.tapped = []
         if self.blocks is not None and is_plain and self.blocks.serves(tokens):
             delta = self._call_blocks(self.blocks, residual, positions)
         else:
             delta = self.run_blocks(embedded, residual, positions)
-        return self._end(delta, residual, wanted)
+        return self.end(delta, residual, wanted)
 
-    def _begin(self, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def begin(self, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """`[tokens, hidden]` both: what is embedded, and the sum of all blocks' outputs, which is kept in float32."""
         embedded = self.embedding.index_select(0, token_ids)
         return embedded, embedded.float()
 
-    def _end(self, delta: torch.Tensor, residual: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    def end(self, delta: torch.Tensor, residual: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         """The normed state of the tokens `wanted`, from the sum and what is still to be added to it."""
         delta, residual = delta.index_select(0, wanted), residual.index_select(0, wanted)
         return self.ops.add_rms_norm(delta, residual, self._final_norm, self.spec.norm_eps)
@@ -184,27 +184,22 @@ class Decoder:
 
     def run_blocks(self, embedded: torch.Tensor, residual: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """All blocks, operation by operation. Adds to `residual`; returns what is still to be added."""
-        ops, eps = self.ops, self.spec.norm_eps
         delta = embedded
         for index, layer in enumerate(self.layers):
-            to_add = residual if index or not self.begins else None  # None: the residual is what was embedded
-            qkv = norm_and_multiply(layer.qkv, delta, to_add, layer.attention_norm, eps, ops)
-            if index in self._taps:
-                self.tapped.append(residual.clone())
-            delta = self._attend(index, layer, qkv, positions)
-            if layer.post_attention_norm is not None:
-                delta = ops.rms_norm(delta, layer.post_attention_norm, eps)
-            if isinstance(layer.mlp, GatedMlp):
-                delta = layer.mlp.after_norm(delta, residual, layer.mlp_norm, eps, ops)
-            else:
-                delta = layer.mlp(ops.add_rms_norm(delta, residual, layer.mlp_norm, eps), ops)
-            if layer.post_mlp_norm is not None:
-                delta = ops.rms_norm(delta, layer.post_mlp_norm, eps)
+            q, k, v = self.before_attention(index, delta, residual, positions)
+            delta = self.after_attention(index, self.attention.forward(index, q, k, v, layer.sinks), residual)
         return delta
 
-    def _attend(self, index: int, layer: Layer, qkv: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Attention of one layer: `[tokens, q_size + 2 * kv_size]` to `[tokens, hidden]`."""
-        spec, ops, tokens = self.spec, self.ops, qkv.shape[0]
+    def before_attention(
+        self, index: int, delta: torch.Tensor, residual: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """A block up to its attention: q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]`. Adds
+        `delta` `[tokens, hidden]`, what the block before it yields, to `residual`."""
+        spec, ops, layer, tokens = self.spec, self.ops, self.layers[index], delta.shape[0]
+        to_add = residual if index or not self.begins else None  # None: the residual is what was embedded
+        qkv = norm_and_multiply(layer.qkv, delta, to_add, layer.attention_norm, spec.norm_eps, ops)
+        if index in self._taps:
+            self.tapped.append(residual.clone())
         q, k, v = qkv.split_with_sizes((spec.q_size, spec.kv_size, spec.kv_size), dim=-1)
         q = q.view(tokens, spec.num_heads, spec.head_dim)
         k = k.view(tokens, spec.num_kv_heads, spec.head_dim)
@@ -212,9 +207,20 @@ class Decoder:
             q, k = ops.rms_norm(q, layer.q_norm, spec.norm_eps), ops.rms_norm(k, layer.k_norm, spec.norm_eps)
         if layer.cos_sin is not None:
             q, k = ops.rotary(q, k, layer.cos_sin, positions)
-        v = v.view(tokens, spec.num_kv_heads, spec.head_dim)
-        attended = self.attention.forward(index, q, k, v, layer.sinks)
-        return layer.attention_output(attended.view(tokens, spec.q_size))
+        return q, k, v.view(tokens, spec.num_kv_heads, spec.head_dim)
+
+    def after_attention(self, index: int, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """A block from its attention's `[tokens, heads, head_dim]` on. Adds to `residual`; returns what is still to be
+        added, `[tokens, hidden]`."""
+        ops, eps, layer = self.ops, self.spec.norm_eps, self.layers[index]
+        delta = layer.attention_output(attended.view(attended.shape[0], self.spec.q_size))
+        if layer.post_attention_norm is not None:
+            delta = ops.rms_norm(delta, layer.post_attention_norm, eps)
+        if isinstance(layer.mlp, GatedMlp):
+            delta = layer.mlp.after_norm(delta, residual, layer.mlp_norm, eps, ops)
+        else:
+            delta = layer.mlp(ops.add_rms_norm(delta, residual, layer.mlp_norm, eps), ops)
+        return delta if layer.post_mlp_norm is None else ops.rms_norm(delta, layer.post_mlp_norm, eps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 `[rows, vocab]` of states `[rows, hidden]`. Raises ValueError without an output matrix."""

@@ -61,15 +61,15 @@ class PartDecoder(Decoder):
         output = SummedLinear(built.attention_output, self._peers)
         return replace(built, attention_output=output, mlp=SummedNetwork(built.mlp, self._peers))
 
-    def _begin(self, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def begin(self, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self.begins:
             embedded = embed(self.embedding, self._part.vocabulary.start, token_ids, self._peers)
             return embedded, embedded.float()
         residual = self._peers.passed(len(token_ids), self.spec.hidden_size)
         return torch.zeros(residual.shape, dtype=self._dtype, device=residual.device), residual
 
-    def _end(self, delta: torch.Tensor, residual: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    def end(self, delta: torch.Tensor, residual: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         if self._part.place.is_last:
-            return super()._end(delta, residual, wanted)
+            return super().end(delta, residual, wanted)
         self._peers.pass_on(residual + delta)
         return residual[:0]  # the states are the next stage's

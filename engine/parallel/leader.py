@@ -36,7 +36,10 @@ def lead(config: EngineConfig, threads: int, lost: Callable[[str], None]) -> Pee
 
 
 class LeadingRunner:
-    """`Runner` on rank 0. Whatever fails in a step leaves the other ranks in the middle of it, and ends the engine."""
+    """`Runner` on rank 0. Whatever fails in a step leaves the other ranks in the middle of it, and ends the engine.
+
+    It is no `AheadRunner`: the other ranks are told every token, and only rank 0 draws them.
+    """
 
     def __init__(self, runner: Runner) -> None:
         self.geometry, self.max_model_len = runner.geometry, runner.max_model_len

@@ -54,9 +54,8 @@ def adjust_row(logits: torch.Tensor, row: StepRow, end_ids: frozenset[int]) -> N
     if p.logit_bias:
         ids = torch.tensor(list(p.logit_bias), device=logits.device)
         logits[ids] += torch.tensor(list(p.logit_bias.values()), dtype=logits.dtype, device=logits.device)
-    banned = _banned(row, end_ids, logits.shape[0])
-    if banned:
-        logits[torch.tensor(banned, dtype=torch.int64, device=logits.device)] = -torch.inf
+    if tokens := banned(row, end_ids, logits.shape[0]):
+        logits[torch.tensor(tokens, dtype=torch.int64, device=logits.device)] = -torch.inf
     if p.repetition_penalty != 1.0:
         seen = torch.from_numpy(np.unique(np.asarray(row.all_token_ids, dtype=np.int64))).to(logits.device)
         values = logits[seen]
@@ -68,17 +67,17 @@ def adjust_row(logits: torch.Tensor, row: StepRow, end_ids: frozenset[int]) -> N
         logits[torch.from_numpy(ids_array).to(logits.device)] -= penalty
 
 
-def _banned(row: StepRow, end_ids: frozenset[int], vocab_size: int) -> list[int]:
+def banned(row: StepRow, end_ids: frozenset[int], vocab_size: int) -> list[int]:
     """Tokens that must not come next."""
     p = row.params
-    banned = []
+    found = []
     if num_generated(row) < p.min_tokens:
-        banned += [t for t in end_ids | p.stop_token_ids if 0 <= t < vocab_size]
+        found += [t for t in end_ids | p.stop_token_ids if 0 <= t < vocab_size]
     if p.bad_words:
         longest = max(map(len, p.bad_words)) - 1
         start = max(row.num_prompt_tokens, len(row.all_token_ids) - longest)
-        banned += _completing(p.bad_words, tuple(row.all_token_ids[start:]))
-    return banned
+        found += _completing(p.bad_words, tuple(row.all_token_ids[start:]))
+    return found
 
 
 def _completing(words: Sequence[tuple[int, ...]], tail: tuple[int, ...]) -> list[int]:

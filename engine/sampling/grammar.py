@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from engine.layers.staging import upload
 from engine.types import Bitmask, GrammarFailed, StepRow
 
 
@@ -28,12 +29,12 @@ def constrain(adjusted: torch.Tensor, logits: torch.Tensor, rows: Sequence[StepR
             grammar.fill((), bits[n : n + 1])
         except GrammarFailed as error:
             faults[i] = str(error)
-    forbidden = ~unpack(torch.from_numpy(bits).to(logits.device), vocab)
-    masked = adjusted[asked].masked_fill_(forbidden, -torch.inf)
-    overruled = masked.amax(dim=-1) == -torch.inf
-    if overruled.any():
-        masked[overruled] = logits[asked][overruled].masked_fill_(forbidden[overruled], -torch.inf)
-    adjusted[asked] = masked
+    forbidden = ~unpack(upload(bits, logits.device), vocab)
+    places = upload(np.array(asked, dtype=np.int64), logits.device)
+    masked = adjusted.index_select(0, places).masked_fill_(forbidden, -torch.inf)
+    overruled = masked.amax(dim=-1, keepdim=True) == -torch.inf
+    raw = logits.index_select(0, places).masked_fill_(forbidden, -torch.inf)
+    adjusted.index_copy_(0, places, torch.where(overruled, raw, masked))
 
 
 def unpack(bits: torch.Tensor, vocab: int) -> torch.Tensor:

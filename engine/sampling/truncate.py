@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
+from engine.layers.staging import upload
 from engine.types import SamplingParams
 
 
 def column(values: Sequence[float], device: torch.device) -> torch.Tensor:
     """float32 `[rows, 1]`."""
-    return torch.tensor(values, dtype=torch.float32, device=device).unsqueeze(1)
+    return upload(np.array(values, dtype=np.float32), device).unsqueeze(1)
 
 
 def scale(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
@@ -46,7 +48,7 @@ def _keep_typical(scaled: torch.Tensor, mass: float) -> None:
     ranked = probs[order]
     outside = ranked.cumsum(dim=-1) - ranked >= mass
     outside[0] = False
-    scaled[order[outside]] = -torch.inf
+    scaled.masked_fill_(torch.empty_like(outside).scatter_(0, order, outside), -torch.inf)
 
 
 def truncates(params: SamplingParams) -> bool:

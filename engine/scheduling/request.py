@@ -49,7 +49,7 @@ class Request:
     num_cached_tokens: int | None = None  # prompt tokens found in the cache when first scheduled
     cached_tokens_reported: bool = False
     num_preemptions: int = 0
-    in_flight: bool = False  # part of the plan that is being executed
+    num_flights: int = 0  # steps that it is part of and that are not over
     beams: Beams | None = None  # the search that this is a beam of
     num_rows: int = 1  # rows of a step that are kept for it: those of all beams that it will become
     num_scored: int = 0  # positions of the prompt whose next token has its log-probability

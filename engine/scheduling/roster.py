@@ -7,6 +7,7 @@ so that its pages are released exactly once, whatever happens to it.
 from __future__ import annotations
 
 from bisect import insort
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -19,13 +20,14 @@ from engine.kv.prefix_cache import PrefixCache
 from engine.limits import NeverFits, QueueFull, SchedulerConfig, check_length
 from engine.messages import NewRequest, Output
 from engine.models.pooling import PoolingSpec
+from engine.scheduling.assumption import Assumption
 from engine.scheduling.beams import Beams, check_beams
 from engine.scheduling.request import Request, RequestStatus, check_request
 from engine.scheduling.siblings import Siblings
 from engine.scheduling.step_budget import StepBudget
 from engine.scheduling.turns import Turns
 from engine.spec.speculator import Speculator
-from engine.types import FinishReason, TokenMasks
+from engine.types import FinishReason, StepRow, TokenMasks
 
 # A tenant may have so many requests in the queue for each place that is left in it: alone it fills four fifths.
 TENANT_SHARE = 4
@@ -72,7 +74,9 @@ class Roster:
         self._siblings = Siblings(cache)
         self._beams: dict[int, Beams] = {}  # by the requests that asked for them
         self._last_beam_id = 0
-        self._in_flight: list[Request] = []
+        # The steps that are not over, oldest first, and their rows. At most two: see `Scheduler.schedule`.
+        self._flights: deque[list[tuple[Request, StepRow]]] = deque()
+        self._assumption = Assumption()  # of the older one, while the younger one is scheduled and begun
         self._finished_ids: list[int] = []
         self._arrivals = 0
 
@@ -86,7 +90,8 @@ class Roster:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._running or self._waiting)
+        """Whether there is something to run, or to wait for."""
+        return bool(self._running or self._waiting or self._flights)
 
     def requests(self) -> Iterable[Request]:
         """All living requests, for checks."""
@@ -317,17 +322,17 @@ class Roster:
         self.speculator.forget(request)
         self._siblings.leave(request)
         # NOTE: the pages of a request in flight are still being written. `_land` releases them.
-        if not request.in_flight:
+        if not request.num_flights:
             self.cache.release(request)
         return Output(request.request_id, [], finish_reason=reason, error=error)
 
     def _land(self) -> None:
-        """The step is over: nothing is written any more, so what ended meanwhile can go."""
-        for request in self._in_flight:
-            request.in_flight = False
-            if request.is_finished:
+        """The oldest step is over: nothing of it is written any more, so what ended meanwhile can go."""
+        self._assumption.take_back()
+        for request, _ in self._flights.popleft() if self._flights else ():
+            request.num_flights -= 1
+            if request.is_finished and not request.num_flights:
                 self.cache.release(request)
-        self._in_flight = []
 
     def check(self) -> None:
         """Verify every invariant; for tests and for the idle engine.
@@ -335,7 +340,8 @@ class Roster:
         Raises:
             PoolCorrupt: with the numbers that do not agree.
         """
-        holders = {request.request_id: request for request in (*self._requests.values(), *self._in_flight)}
+        flying = (request for flight in self._flights for request, _ in flight)
+        holders = {request.request_id: request for request in (*self._requests.values(), *flying)}
         self.cache.check((*holders.values(), *self._siblings.holders()))
         for request in self._requests.values():
             check_request(request, self.cache.block_size)

@@ -14,7 +14,8 @@ pages are released exactly once; and the page law holds after each call.
 
 A request that waits for its next token only may get drafts (`engine/spec/`): further positions of the same row, from
 the budget and the pages that are left. Those that fail leave no trace: they count as never computed.
-Call `schedule`, run the plan, then call `update` or `fail_step`; `add` and `abort` may come at any time.
+Call `schedule`, run the plan, then call `update` or `fail_step`; `add` and `abort` may come at any time. Where
+`can_look_ahead`, `schedule` may be called before the results of the plan before it are here.
 """
 
 from __future__ import annotations
@@ -35,20 +36,42 @@ class SchedulerStalled(RuntimeError):
     """There is work but nothing can run: a bug. The core fails the requests instead of spinning."""
 
 
+class _NoRoom(Exception):
+    """There are too few pages for a step whose predecessor is not over, and may yet give some back."""
+
+
 class Scheduler(Roster):
     """Owns all requests from `add` until their last output. Where they stand meanwhile: see `Roster`."""
 
     # --- one step ------------------------------------------------------------------------------------------------
 
+    @property
+    def can_look_ahead(self) -> bool:
+        """Whether the next step can be scheduled while one is in flight whose results are not known.
+
+        Not with drafts, which depend on its tokens, nor beside beams, whose pages do.
+        """
+        return len(self._flights) == 1 and not (self._assumption or self.speculator.proposes or self._beams)
+
     def schedule(self) -> StepPlan:
-        """The next step. Empty only if there is no work, or all there is waits for pages from elsewhere.
+        """The next step. Empty only if there is no work, or all there is waits for pages from elsewhere, or for the
+        results of a step in flight.
 
         Raises:
             SchedulerStalled: there is work but nothing could be scheduled.
-            RuntimeError: the previous plan was neither updated nor failed.
+            RuntimeError: the previous plan was neither updated nor failed, and it is not possible to look ahead.
         """
-        if self._in_flight:
+        if not self._flights:
+            return self._schedule()
+        if not self.can_look_ahead:
             raise RuntimeError("schedule() was called while a step is in flight")
+        self._assumption.make(self._flights[0])
+        try:
+            return self._schedule()
+        except _NoRoom:  # who has got pages or a row keeps them; who must give some up is decided on results
+            return StepPlan([])
+
+    def _schedule(self) -> StepPlan:
         counts: dict[Request, int] = {}
         decode = [r for r in self._running if r.num_tokens - r.num_computed_tokens == 1]
         chunks = [r for r in self._running if r.num_tokens - r.num_computed_tokens > 1]
@@ -59,10 +82,12 @@ class Scheduler(Roster):
         half = budget // 2
         if self._grant(self._waiting.order(chunks), budget - half, counts) == 0:  # or all have what they need
             self._grant(self._shortest_first(counts), half, counts)
+        if not counts and self._flights:
+            return StepPlan([])
         if not counts and self._running:
             # Beams that wait for another of theirs, which finds no room: the youngest make it some.
             self._preempt(self._running[-1])
-            return self.schedule()
+            return self._schedule()
         if not counts and any(request.awaits_pages for request in self._waiting):
             return self._plan({}, {})
         if not counts and self.has_work:
@@ -84,7 +109,8 @@ class Scheduler(Roster):
             # NOTE: a victim of this very step does not come back at once: what its preemption left over is less than it
             # held, or it would not have been preempted.
             if request.status is RequestStatus.WAITING:
-                if not may_start or request.awaits_pages or self._siblings.waits(request):
+                # One that lost its pages in the middle of a step comes back when that step is over.
+                if not may_start or request.awaits_pages or request.num_flights or self._siblings.waits(request):
                     continue
                 may_start = self._start(request)
                 if not may_start:
@@ -92,6 +118,8 @@ class Scheduler(Roster):
             granted = counts.get(request, 0)
             start = request.num_computed_tokens
             while not self.cache.extend(request, end := min(request.num_tokens, start + granted + budget)):
+                if self._flights:
+                    raise _NoRoom
                 if self._siblings.drop():  # what is only held for later
                     continue
                 victim = self._running[-1]
@@ -121,6 +149,7 @@ class Scheduler(Roster):
     def _plan(self, counts: dict[Request, int], drafts: dict[Request, list[int]]) -> StepPlan:
         single: list[StepRow] = []
         longer: list[StepRow] = []
+        flight: list[tuple[Request, StepRow]] = []
         for request, count in counts.items():
             start = request.num_computed_tokens
             tokens, proposed = request.token_ids, drafts.get(request, [])
@@ -143,8 +172,10 @@ class Scheduler(Roster):
                 pool=request.pool,
             )
             (single if len(row.token_ids) == 1 else longer).append(row)
-            request.in_flight = True
-            self._in_flight.append(request)
+            request.num_flights += 1
+            flight.append((request, row))
+        if flight:
+            self._flights.append(flight)
         finished, self._finished_ids = self._finished_ids, []
         if not counts:  # nothing runs, so nobody would read them
             self._finished_ids, finished = finished, []
@@ -154,10 +185,10 @@ class Scheduler(Roster):
         """End those whose deadline has passed, and those of whom it is clear that they cannot keep it.
 
         Raises:
-            RuntimeError: a step is in flight.
+            RuntimeError: a step has been scheduled ahead, and the results of the one before it are not here.
         """
-        if self._in_flight:
-            raise RuntimeError("expire() was called while a step is in flight")
+        if self._assumption:
+            raise RuntimeError("expire() was called between looking ahead and the results of the step before")
         outputs: list[Output] = []
         for request in [r for r in self._requests.values() if r.deadline is not None]:
             if not request.is_finished and (text := self._too_late(request, now)) is not None:  # beams end together
@@ -175,7 +206,7 @@ class Scheduler(Roster):
     # --- results -------------------------------------------------------------------------------------------------
 
     def update(self, plan: StepPlan, results: Sequence[RowResult]) -> list[Output]:
-        """Take over the results of an executed plan; returns one output per request that has news.
+        """Take over the results of an executed plan, the oldest; returns one output per request that has news.
 
         Raises:
             ValueError: the results do not belong to the plan.
@@ -192,13 +223,15 @@ class Scheduler(Roster):
                 outputs += self._fail(request, result.error)
                 continue
             computed = len(row.token_ids) - row.num_drafts
-            request.num_computed_tokens += computed
+            # Who lost its pages in the middle of the step has its token, and is computed again.
+            if has_pages := request.status is RequestStatus.RUNNING:
+                request.num_computed_tokens += computed
             self.stats.prefill_tokens += computed - row.sample
             request.num_scored += len(result.prompt_logprobs)
-            if request.num_computed_tokens >= request.num_prompt_tokens:
+            if has_pages and request.num_computed_tokens >= request.num_prompt_tokens:
                 self._siblings.computed(request)
             if request.pool is not None:
-                outputs += self._pool(request, result)
+                outputs += self._pool(request, result) if has_pages else []
                 continue
             if request.beams is not None:
                 self.cache.publish(request)
@@ -216,14 +249,15 @@ class Scheduler(Roster):
         return outputs
 
     def fail_step(self, message: str) -> list[Output]:
-        """End all requests of the plan in flight with an error; nothing of that step is published."""
-        rows = self._in_flight
+        """End all requests of the plan in flight, the oldest, with an error; nothing of that step is published."""
+        requests = [request for request, _ in self._flights[0]] if self._flights else []
         self._land()
-        return [output for r in rows if not r.is_finished for output in self._fail(r, message)]
+        return [output for r in requests if not r.is_finished for output in self._fail(r, message)]
 
     def fail_all(self, message: str) -> list[Output]:
         """End every request with an error."""
-        self._land()
+        while self._flights:
+            self._land()
         requests = list(self._requests.values())
         return [output for r in requests if not r.is_finished for output in self._fail(r, message)]
 
@@ -272,7 +306,8 @@ class Scheduler(Roster):
                 count, reason = taken, FinishReason.STOP
         tokens = list(result.token_ids[:count])
         request.token_ids += tokens
-        request.num_computed_tokens += max(0, count - 1)  # drafts that held; the pages of the others go back
+        if request.status is RequestStatus.RUNNING:
+            request.num_computed_tokens += max(0, count - 1)  # drafts that held; the pages of the others go back
         self.cache.publish(request)
         self.cache.trim(request, request.num_tokens)
         self.stats.generated_tokens += count

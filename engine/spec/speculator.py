@@ -52,6 +52,11 @@ class Speculator:
         self.adaptive = adaptive
         self.cost = StepCost()
 
+    @property
+    def proposes(self) -> bool:
+        """Whether there may be drafts."""
+        return self._proposer is not None
+
     def counts(self, requests: Sequence[Request], *, num_tokens: int, most: int) -> dict[Request, int]:
         """How many drafts each of these requests should get; those that get none are left out.
 

@@ -21,7 +21,7 @@ from engine.limits import SchedulerConfig
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Scheduler
 from engine.spec.speculator import Speculator
-from engine.types import CacheGeometry, RowResult, StepPlan, TokenLogprob, nothing
+from engine.types import AWAITED, CacheGeometry, GrammarFailed, RowResult, StepPlan, StepRow, TokenLogprob, nothing
 
 VOCAB = 1000
 EOS = 0
@@ -71,7 +71,7 @@ def expected_scores(prompt: Sequence[int]) -> list[tuple[int, float]]:
 
 
 class FakeRunner:
-    """Implements `engine.types.Runner`. `before_step` may raise, block or look at the plan."""
+    """Implements `engine.types.AheadRunner`. `before_step` may raise, block or look at the plan."""
 
     def __init__(self, num_blocks: int = 33, block_size: int = 4, max_model_len: int = 128) -> None:
         self.geometry = CacheGeometry(num_blocks, block_size, bytes_per_token=8)
@@ -82,10 +82,16 @@ class FakeRunner:
         self.steps = 0
         self.tokens_run = 0
         self.finished: list[int] = []
+        self.drawn: dict[int, int] = {}  # by request, the tokens of the last step that was drawn
 
     def execute(self, plan: StepPlan, meanwhile: Callable[[], None] = nothing) -> list[RowResult]:
-        self.before_step(plan)
+        flight = self.launch(plan)
         meanwhile()
+        flight.draw()
+        return flight.results()
+
+    def launch(self, plan: StepPlan) -> FakeFlight:
+        self.before_step(plan)
         self.steps += 1
         self.tokens_run += plan.num_tokens
         self.finished += plan.finished
@@ -95,15 +101,20 @@ class FakeRunner:
         assert all(length > 0 for length in lengths)
         singles = lengths.count(1)
         assert all(length == 1 for length in lengths[:singles]), "rows with one token come first"
-        return [self._run(row) for row in plan.rows]
+        return FakeFlight(self, plan.rows, [self._states(row) for row in plan.rows])
 
-    def _run(self, row) -> RowResult:
+    def _states(self, row) -> list[int]:
+        """Write the KV of a row's tokens to its pages."""
         size = self.geometry.block_size
         assert len(row.block_table) == -(-(row.start + len(row.token_ids)) // size)
         assert 0 not in row.block_table
-        first = len(row.token_ids) - row.num_drafts  # the first draft
-        assert list(row.token_ids[:first]) == list(row.all_token_ids[row.start : row.start + first])
+        tokens = list(row.token_ids)
+        first = len(tokens) - row.num_drafts  # the first draft
+        assert tokens[:first] == list(row.all_token_ids[row.start : row.start + first])
         assert not row.num_drafts or (row.sample and row.start + first == len(row.all_token_ids))
+        if AWAITED in tokens:
+            assert tokens == [AWAITED]
+            tokens = [self.drawn[row.request_id]]  # there is one: the draw before has begun
         kv = 0
         if row.start:
             last = row.start - 1
@@ -111,20 +122,29 @@ class FakeRunner:
             assert stored is not None, "read of a slot that was never written"
             kv = stored
         states = []
-        for position, token in enumerate(row.token_ids, row.start):
+        for position, token in enumerate(tokens, row.start):
             kv = _mix(kv, token)
             self.pages[row.block_table[position // size]][position % size] = kv
             states.append(kv)
-        if row.request_id in self.row_errors:
-            return RowResult(row.request_id, error=self.row_errors.pop(row.request_id))
+        return states
+
+    def choose(self, row, states: Sequence[int]) -> RowResult:
+        """What a row yields, by the KV of its tokens."""
+        first = len(row.token_ids) - row.num_drafts
+        errors = self.row_errors
+        if row.request_id in errors:
+            return RowResult(row.request_id, error=errors.pop(row.request_id))
         scored: list[TokenLogprob] = []
         if row.score_from is not None:
-            for position in range(row.score_from, min(row.start + first, row.num_prompt_tokens - 1)):
+            for position in range(max(row.score_from, row.start), min(row.start + first, row.num_prompt_tokens - 1)):
                 logprob = fake_logprob(states[position - row.start])
                 scored.append(TokenLogprob(row.all_token_ids[position + 1], logprob))
         if not row.sample:
             return RowResult(row.request_id, prompt_logprobs=tuple(scored))
-        tokens = _allowed([_token(kv) for kv in states[first - 1 :]], row)
+        try:
+            tokens = _allowed([_token(kv) for kv in states[first - 1 :]], row)
+        except GrammarFailed as error:
+            return RowResult(row.request_id, error=str(error))
         draws = tuple(
             RowResult(
                 draw.request_id,
@@ -141,6 +161,24 @@ class FakeRunner:
                 top = tuple((token + i, -0.5 - i) for i in range(row.params.logprobs))
                 logprobs.append(TokenLogprob(token, -0.5, top))
         return RowResult(row.request_id, tuple(tokens), tuple(logprobs), prompt_logprobs=tuple(scored), draws=draws)
+
+
+class FakeFlight:
+    """`engine.types.Flight`: the KV is written at once, tokens are chosen by `draw`, from what rows say by then."""
+
+    def __init__(self, runner: FakeRunner, rows: Sequence[StepRow], states: Sequence[list[int]]) -> None:
+        self._runner = runner
+        self._rows, self._states = rows, states
+        self._results: list[RowResult] | None = None
+
+    def draw(self) -> None:
+        self._results = [self._runner.choose(row, states) for row, states in zip(self._rows, self._states, strict=True)]
+        sampled = (result for row, result in zip(self._rows, self._results, strict=True) if row.sample)
+        self._runner.drawn = {r.request_id: r.token_ids[-1] if r.token_ids else EOS for r in sampled}
+
+    def results(self) -> list[RowResult]:
+        assert self._results is not None, "the draw comes first"
+        return self._results
 
 
 class Clairvoyant:

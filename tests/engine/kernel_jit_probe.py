@@ -22,6 +22,8 @@ from engine.kernels.compile import compile_kernel
 from engine.kernels.jit_monitor import JitMonitor
 from engine.kernels.kv_write import kv_write_launch
 from engine.kernels.launch import FP_FUSION, Launch
+from engine.kernels.penalise import SETTINGS as PENALTY_SETTINGS
+from engine.kernels.penalise import penalise_launch
 from engine.kernels.rms_norm import rms_norm_launch
 from engine.kernels.rotary import rotary_launch
 from engine.kernels.sample import SETTINGS, DrawBuffers, draw_launches
@@ -98,6 +100,8 @@ def serving_launches(seqs: int, tokens: int, width: int, max_splits: int, shift:
     settings = torch.zeros(seqs, SETTINGS.value, dtype=torch.float64)
     buffers = DrawBuffers.empty(seqs, VOCAB, torch.device("cpu"))
     yield from draw_launches(torch.zeros(seqs, VOCAB), settings, torch.zeros(seqs, dtype=torch.int64), buffers)
+    counts, in_prompt = torch.zeros(9, VOCAB, dtype=torch.int32), torch.zeros(9, VOCAB, dtype=torch.uint8)
+    yield penalise_launch(torch.zeros(seqs, VOCAB), counts, in_prompt, torch.zeros(seqs, PENALTY_SETTINGS.value))
 
 
 def main() -> dict[str, Any]:

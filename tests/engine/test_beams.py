@@ -119,8 +119,8 @@ def candidates_after(kv: int, count: int) -> tuple[tuple[int, float], ...]:
 class BeamRunner(FakeRunner):
     """Reads the state that its candidates depend on through the pages."""
 
-    def _run(self, row: StepRow) -> RowResult:
-        result = super()._run(row)
+    def choose(self, row: StepRow, states: Sequence[int]) -> RowResult:
+        result = super().choose(row, states)
         if row.sample and row.params.logprobs is not None and not result.error:
             last, size = row.start + len(row.token_ids) - 1, self.geometry.block_size
             kv = self.pages[row.block_table[last // size]][last % size]

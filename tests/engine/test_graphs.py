@@ -79,14 +79,18 @@ def test_replayed_steps_generate_what_eager_ones_do(tmp_path: Path) -> None:
     random = np.random.default_rng(3)
     prompts = [random.integers(0, 320, size).tolist() for size in (30, 3, 17)]
     eager = triton_runner(path)
-    expected = generate_together(eager, prompts, count=3, chunk=32)
+    expected = generate_together(eager, prompts, count=3, chunk=9)
     recorded = triton_runner(path)
     tape = TapeRecorder()
-    recorded.record(tape)
+    recorded.record(tape, most_tokens=32)
     before = recorded.attention.kv_cache.clone()
-    assert generate_together(recorded, prompts, count=3, chunk=32) == expected
-    assert tape.num_recorded == 3  # 4, 2 and 1 rows, the largest first
-    assert set(tape.replayed) == {0}  # three rows are padded to four; the steps with prompts were not replayed
+    assert generate_together(recorded, prompts, count=3, chunk=9) == expected
+    # 4, 2 and 1 rows; then 32 and 16 tokens, three pieces for two blocks, the largest first
+    assert tape.num_recorded == 3 + 2 * 3
+    large, small = [3, 4, 5], [6, 7, 8]
+    # 9 + 3 + 9 tokens, 9 + 1 + 8, 9 + 1 + 1, then what is left of the longest prompt beside one that goes on
+    assert tape.replayed[:12] == [*large, *large, *small, *small]
+    assert set(tape.replayed[12:]) == {2}, "and single rows"
     assert not recorded.attention.kv_cache[:, :, 0].any(), "the null page was written to"
     assert not before[:, :, 0].any()
 
@@ -115,7 +119,7 @@ def test_a_replayed_step_is_the_eager_step_to_the_last_bit(tmp_path: Path) -> No
     for is_recorded in (False, True):
         runner = triton_runner(path)
         if is_recorded:
-            runner.record(TapeRecorder())
+            runner.record(TapeRecorder(), most_tokens=16)
         runner.execute(StepPlan([row(tokens, [3, 1, 2], stop=34)]))
         results.append(runner.execute(StepPlan([row(tokens, [3, 1, 2], start=34, params=params)])))
     assert results[1] == results[0]

@@ -22,6 +22,7 @@ from engine.loader.gguf import GgufFile
 from engine.models.decoder import Decoder
 from engine.runner import ModelRunner
 from engine.sampler import Sampler
+from engine.sampling.on_device import DeviceSampling
 from engine.types import StepPlan, StepRow
 from tests.engine.kernel_support import kernel_device
 from tests.engine.models import GREEDY, generate, row, write_model
@@ -134,7 +135,8 @@ def triton_runner(path: Path) -> ModelRunner:
     poison(attention)
     policy = LinearPolicy(device, torch.float32, packed_rows=0)
     decoder = Decoder(source, policy, attention, TritonOps(), max_position=320)
-    return ModelRunner(decoder, attention, Sampler(frozenset()), max_model_len=320)
+    sampler = Sampler(frozenset(), DeviceSampling(attention.config.max_num_seqs, spec.vocab_size, device))
+    return ModelRunner(decoder, attention, sampler, max_model_len=320)
 
 
 def generate_together(engine: ModelRunner, prompts: Sequence[Sequence[int]], count: int, chunk: int) -> list[list[int]]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.sampling.draw import draw
-from engine.sampling.draw_triton import draw_into, serves
+from engine.sampling.on_device import DeviceSampling
 from engine.sampling.truncate import scale, target_probs
 from engine.types import SamplingParams
 from tests.engine.kernel_support import kernel_device
@@ -23,7 +23,7 @@ def plain_draw(logits: torch.Tensor, params: Sequence[SamplingParams], uniform: 
 def kernel_draw(logits: torch.Tensor, params: Sequence[SamplingParams], uniform: Sequence[float]) -> list[int]:
     device = kernel_device()
     tokens = torch.full((len(logits),), -1, dtype=torch.int64, device=device)
-    draw_into(tokens, logits.to(device), range(len(logits)), params, uniform)
+    DeviceSampling(1, logits.shape[1], device).draw_into(tokens, logits.to(device), range(len(logits)), params, uniform)
     return tokens.tolist()
 
 
@@ -47,6 +47,8 @@ KINDS = {
     "empty nucleus": SamplingParams(top_p=0.0),
     "min_p": SamplingParams(min_p=0.05),
     "all": SamplingParams(temperature=1.3, min_p=0.01, top_k=40, top_p=0.8),
+    "typical": SamplingParams(typical_p=0.5),
+    "typical and all": SamplingParams(temperature=1.5, typical_p=0.6, min_p=0.01, top_k=30, top_p=0.9),
 }
 
 
@@ -87,14 +89,11 @@ def test_rows_that_do_not_draw_keep_their_tokens() -> None:
     device = kernel_device()
     logits = logits_of(4, 500).to(device)
     tokens = torch.tensor([7, 7, 7, 7], device=device)
-    draw_into(tokens, logits, [2, 0], [SamplingParams(), SamplingParams(top_k=3)], [0.5, 0.5])
+    DeviceSampling(1, 500, device).draw_into(
+        tokens, logits, [2, 0], [SamplingParams(), SamplingParams(top_k=3)], [0.5, 0.5]
+    )
     expected = plain_draw(logits[[2, 0]].cpu(), [SamplingParams(), SamplingParams(top_k=3)], [0.5, 0.5])
     assert tokens.tolist() == [expected[1], 7, expected[0], 7]
-
-
-def test_what_the_kernels_do_not_know() -> None:
-    assert serves(SamplingParams(top_k=3, top_p=0.5, min_p=0.1))
-    assert not serves(SamplingParams(typical_p=0.9))
 
 
 def test_draws_follow_the_distribution() -> None:

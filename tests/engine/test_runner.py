@@ -217,21 +217,6 @@ def test_warm_up_leaves_the_cache_clean(path: Path) -> None:
     assert not runner.attention.kv_cache.any()
 
 
-def test_a_step_without_memory_fails_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = load(path)
-    plan = StepPlan([row([5, 6, 7], [1])])
-    expected = runner.execute(plan)
-
-    def no_memory(*arguments: object) -> torch.Tensor:
-        raise torch.OutOfMemoryError("tried to allocate 2.00 GiB")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(runner.decoder, "hidden", no_memory)
-        with pytest.raises(EngineMemoryError, match="a step of 3 tokens in 1 rows found too little memory"):
-            runner.execute(plan)
-    assert runner.execute(plan) == expected
-
-
 def test_the_largest_steps_reach_every_bound_and_run(path: Path) -> None:
     runner = load(path, max_num_seqs=4, max_num_batched_tokens=400)
     many, few = largest_steps(runner)

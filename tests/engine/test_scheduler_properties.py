@@ -1,4 +1,7 @@
-"""Scheduler, prefix cache and pool under random histories: every invariant after every move, every output right."""
+"""Scheduler, prefix cache and pool under random histories: every invariant after every move, every output right.
+
+Steps run one after the other, or each begun before the one before it is over: then everything else happens meanwhile.
+"""
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -8,7 +11,8 @@ from engine.limits import NeverFits, QueueFull
 from engine.messages import NewRequest
 from engine.scheduling.turns import place
 from engine.spec.speculator import Speculator
-from engine.types import FinishReason, SamplingParams
+from engine.stepper import Stepper
+from engine.types import FinishReason, SamplingParams, nothing
 from tests.engine.fakes import Clairvoyant, FakeRunner, check_plan, expected_scores, expected_tokens, make_scheduler
 
 
@@ -26,6 +30,7 @@ class EngineHistory(RuleBasedStateMachine):
         adaptive=st.booleans(),
         seed=st.integers(0, 1000),
         one_tenant=st.booleans(),
+        ahead=st.booleans(),
     )
     def start(
         self,
@@ -39,6 +44,7 @@ class EngineHistory(RuleBasedStateMachine):
         adaptive,
         seed,
         one_tenant,
+        ahead,
     ):
         self.one_tenant = one_tenant
         self.runner = FakeRunner(num_blocks, block_size, max_model_len=40)
@@ -51,6 +57,7 @@ class EngineHistory(RuleBasedStateMachine):
             prefix_cache=prefix_cache,
             speculator=Speculator(self.proposer, drafts, adaptive=adaptive) if drafts else None,
         )
+        self.stepper = Stepper(self.runner, self.scheduler, None, ahead=True) if ahead else None
         self.prompts: dict[int, list[int]] = {}
         self.limits: dict[int, int] = {}
         self.tokens: dict[int, list[int]] = {}
@@ -113,6 +120,9 @@ class EngineHistory(RuleBasedStateMachine):
     @precondition(lambda self: self.scheduler.has_work)
     @rule(data=st.data(), fault=st.sampled_from(["none"] * 6 + ["row", "step", "abort in flight"]))
     def step(self, data, fault):
+        if self.stepper is not None:
+            self._step_ahead(fault, data.draw(st.integers(0, 4)))
+            return
         first = self.scheduler._waiting.first(self.scheduler._siblings.waits)
         plan = self.scheduler.schedule()
         assert plan.rows, "there is work, so something runs"
@@ -137,12 +147,30 @@ class EngineHistory(RuleBasedStateMachine):
         self._take(self.scheduler.update(plan, self.runner.execute(plan)))
         self.scheduler.speculator.timed(plan.num_tokens, data.draw(st.floats(0.001, 1)))
 
+    def _step_ahead(self, fault, place):
+        """A turn, in which a step begins and the one before it ends; either may fail, or a row of one that begins."""
+
+        def begin(plan):
+            check_plan(self.scheduler, plan)
+            self.scheduler.check()
+            if fault == "step":
+                raise RuntimeError("boom")
+            if fault == "row":
+                self.runner.row_errors[plan.rows[place % len(plan.rows)].request_id] = "bad row"
+
+        self.runner.before_step = begin
+        finished = self.stepper.step(nothing)
+        assert finished or self.stepper.is_flying, "there is work, so something runs"
+        for done in finished:
+            self._take(done.outputs)
+        self.runner.before_step = lambda plan: check_plan(self.scheduler, plan)
+
     def _is_not_kept_out(self, first):
         """Who overtook the one whose turn it was, by starting before it, left room for it."""
         still = self.scheduler._waiting.first(self.scheduler._siblings.waits)
         if still is not first:  # another tenant's turn has come in this very step
             return
-        started = [r for r in self.scheduler._running if r.num_computed_tokens == r.num_cached_tokens and r.in_flight]
+        started = [r for r in self.scheduler._running if r.num_computed_tokens == r.num_cached_tokens and r.num_flights]
         if any(r.num_preemptions == 0 and r.tenant == first.tenant and place(r) > place(first) for r in started):
             cache = self.scheduler.cache
             promised = sum(cache.pages_for(r.num_tokens) - len(r.block_table) for r in self.scheduler._running)
@@ -167,7 +195,7 @@ class EngineHistory(RuleBasedStateMachine):
         assert standings == sorted(standings)
         assert self.proposer.known <= {request.request_id for request in self.scheduler._running}
         for request in self.scheduler._running:  # rejected drafts hold nothing
-            if not request.in_flight:
+            if not request.num_flights:
                 assert len(request.block_table) <= self.scheduler.cache.pages_for(request.num_tokens)
         pool = self.scheduler.cache.pool
         assert pool.num_free + pool.num_cached + pool.num_used == pool.total
@@ -186,6 +214,10 @@ class EngineHistory(RuleBasedStateMachine):
         for _ in range(2 * total + 10):
             if not self.scheduler.has_work:
                 break
+            if self.stepper is not None:
+                for done in self.stepper.step(nothing):
+                    self._take(done.outputs)
+                continue
             plan = self.scheduler.schedule()
             check_plan(self.scheduler, plan)
             self._take(self.scheduler.update(plan, self.runner.execute(plan)))

@@ -21,7 +21,8 @@ from engine.messages import NewRequest, Output
 from engine.runner import ModelRunner
 from engine.scheduling.scheduler import Scheduler
 from engine.spec.speculator import Speculator
-from engine.types import BeamParams, SamplingParams
+from engine.stepper import Stepper
+from engine.types import AWAITED, BeamParams, Flight, RowResult, SamplingParams, StepPlan, nothing
 from tests.engine.fakes import check_plan
 from tests.engine.models import write_model
 
@@ -80,21 +81,41 @@ def run(
     runner: ModelRunner,
     new: Sequence[NewRequest],
     before_step: Callable[[int], None] = lambda number: None,
+    *,
+    ahead: bool = False,
 ) -> dict[int, list[Output]]:
+    """`ahead`: begin each step before the one before it is over."""
     outputs: dict[int, list[Output]] = {request.request_id: [] for request in new}
     scheduler.add(new)
-    number = 0
+    stepper, number = Stepper(Checked(runner, scheduler), scheduler, None, ahead=ahead), 0
     while scheduler.has_work:
         before_step(number)
-        plan = scheduler.schedule()
-        check_plan(scheduler, plan)
-        for output in scheduler.update(plan, runner.execute(plan)):
+        for output in (output for done in stepper.step(nothing) for output in done.outputs):
             assert output.error is None, output.error
             outputs[output.request_id].append(output)
         scheduler.check()
         number += 1
     assert scheduler.cache.pool.num_used == 0
     return outputs
+
+
+class Checked:
+    """A runner that looks at every plan, and counts the tokens that were still on the device when they were used."""
+
+    num_awaited = 0
+
+    def __init__(self, runner: ModelRunner, scheduler: Scheduler) -> None:
+        self.geometry, self.max_model_len = runner.geometry, runner.max_model_len
+        self._runner, self._scheduler = runner, scheduler
+
+    def execute(self, plan: StepPlan, meanwhile: Callable[[], None] = nothing) -> list[RowResult]:
+        check_plan(self._scheduler, plan)
+        return self._runner.execute(plan, meanwhile)
+
+    def launch(self, plan: StepPlan) -> Flight:
+        check_plan(self._scheduler, plan)
+        Checked.num_awaited += sum(row.token_ids[0] == AWAITED for row in plan.rows)
+        return self._runner.launch(plan)
 
 
 def said(outputs: dict[int, list[Output]]) -> dict[int, list[int]]:
@@ -136,10 +157,17 @@ def test_answers_do_not_depend_on_the_schedule(
     assert said(run(scheduler, runner, requests())) == alone
     again = said(run(scheduler, runner, list(reversed(requests(100)))))
     assert {i - 100: tokens for i, tokens in again.items()} == alone
+    before = Checked.num_awaited
+    ahead = said(run(scheduler_of(runner, **how), runner, requests(), ahead=True))
+    assert ahead == alone
+    assert Checked.num_awaited - before > 20, "most tokens are used before anybody has seen them"
 
 
+@pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
 @pytest.mark.parametrize("cache", [True, False])
-def test_answers_do_not_depend_on_preemption(runner: ModelRunner, alone: dict[int, list[int]], cache: bool) -> None:
+def test_answers_do_not_depend_on_preemption(
+    runner: ModelRunner, alone: dict[int, list[int]], cache: bool, ahead: bool
+) -> None:
     scheduler = scheduler_of(runner, cache=cache, budget=40)
     dice = random.Random(2)
 
@@ -148,7 +176,7 @@ def test_answers_do_not_depend_on_preemption(runner: ModelRunner, alone: dict[in
             if number % 3 == 1 and dice.random() < 0.4:
                 scheduler._preempt(request)
 
-    assert said(run(scheduler, runner, requests(), preempt)) == alone
+    assert said(run(scheduler, runner, requests(), preempt, ahead=ahead)) == alone
     assert scheduler.stats.preemptions > 5
 
 
@@ -177,6 +205,7 @@ def test_siblings_say_what_they_say_alone(runner: ModelRunner, length: int, cach
     group = [NewRequest(i, prompt, one, group=1) for i, one in enumerate(params)]
     assert said(run(scheduler, runner, group)) == want
     assert scheduler.stats.prefill_tokens == length - 1, "the prompt is computed once"
+    assert said(run(scheduler_of(runner, cache=cache, rows=3), runner, group, ahead=True)) == want
 
 
 @pytest.mark.parametrize("how", [{}, {"cache": False}, {"blocks": 16, "budget": 16}, {"rows": 4}], ids=str)
@@ -190,7 +219,7 @@ def test_beams_are_those_of_transformers(
     prompt = PROMPTS[0]
     new = [NewRequest(i, prompt, asked, group=1) for i in range(beam.width)]
     mate = NewRequest(50, SHARED, SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True))
-    found = said(run(scheduler_of(runner, **how), runner, [*new, mate]))
+    found = said(run(scheduler_of(runner, **how), runner, [*new, mate], ahead=beam.width == 3))
     want = made[1].generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),

@@ -27,8 +27,8 @@ class Erring(FakeRunner):
         self.error_rate = error_rate
         self.errors = 0
 
-    def _run(self, row):
-        result = super()._run(row)
+    def choose(self, row, states):
+        result = super().choose(row, states)
         if result.token_ids and self.dice.random() < self.error_rate:
             self.errors += 1
             return RowResult(row.request_id, (result.token_ids[0] % 900 + 1,))
