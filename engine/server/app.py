@@ -55,6 +55,7 @@ def create_app(model: Model, client: EngineClient, lanes: Lanes) -> Starlette:
         routes=[
             *(Route(path, endpoint, methods=["POST"]) for path, endpoint in computing.items()),
             Route("/v1/models", server.models, methods=["GET"]),
+            Route("/v1/models/{name:path}", server.model, methods=["GET"]),
             Route("/v1/load_lora_adapter", server.load_adapter, methods=["POST"]),
             Route("/v1/unload_lora_adapter", server.unload_adapter, methods=["POST"]),
             Route("/v1/reload_weights", server.reload_weights, methods=["POST"]),
@@ -81,6 +82,15 @@ class EngineServer:
         self._weights = WeightsAdmin(model, client)
 
     async def models(self, request: Request) -> Response:
+        return _json({"object": "list", "data": self._cards()})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        self._model.check_name(name, (adapter.name for adapter in self._client.adapters))
+        return _json(next(card for card in self._cards() if card["id"] == name))
+
+    def _cards(self) -> list[dict[str, Any]]:
+        """What is told of the model, and of each adapter as if it were one."""
         ready = self._client.ready
         card = {
             "id": self._model.name,
@@ -95,7 +105,7 @@ class EngineServer:
             card | {"id": a.name, "created": a.created, "parent": self._model.name, "adapter": adapter_card(a)}
             for a in self._client.adapters
         ]
-        return _json({"object": "list", "data": [card, *adapters]})
+        return [card, *adapters]
 
     async def health(self, request: Request) -> Response:
         """200 if the loop of the core answers now; otherwise 503 and why."""

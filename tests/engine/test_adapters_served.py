@@ -93,6 +93,7 @@ def test_an_adapter_of_the_command_line_is_served_beside_its_model(server, model
     assert card["parent"] == BASE
     assert card["adapter"]["rank"] == 4
     assert "parent" not in cards(server)[BASE]
+    assert server.http.get("/v1/models/first").json() == card
 
 
 def test_one_comes_and_goes_while_the_engine_runs(server, models, folder):

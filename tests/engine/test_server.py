@@ -215,6 +215,9 @@ def test_tokenize_and_detokenize_round_trip(server):
 def test_models_and_health(server):
     card = server.http.get("/v1/models").json()["data"][0]
     assert (card["id"], card["max_model_len"]) == (MODEL, 1024)
+    assert server.http.get(f"/v1/models/{MODEL}").json() == card
+    missing = server.http.get("/v1/models/somebody/else")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
     health = server.http.get("/health").json()
     assert health["status"] == "ok"
     assert health["last_step_age_seconds"] is None or health["last_step_age_seconds"] >= 0

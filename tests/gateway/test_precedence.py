@@ -20,7 +20,12 @@ Open = Callable[..., AbstractAsyncContextManager[FrontDoor]]
 def open_door(tmp_path: Path, upstream: MockUpstream) -> Open:
     @asynccontextmanager
     async def opened(policy: str = POLICY, *, bundled: bool = True) -> AsyncIterator[FrontDoor]:
-        document = configuration({"up": upstream}, {"mock": {"tier": "small", "backend": "up", "price": PRICE}})
+        models = {
+            "mock": {"tier": "small", "backend": "up", "price": PRICE},
+            "vectors": {"kind": "embedding", "backend": "up", "price": PRICE},
+            "order": {"kind": "rerank", "backend": "up", "price": PRICE},
+        }
+        document = configuration({"up": upstream}, models)
         if bundled:
             document["backends"]["up"] = {"engine": "mock"}
             document["engines"] = {"mock": {"model": "mock", "port": upstream.port}}
@@ -46,6 +51,26 @@ async def test_team_and_priority(open_door: Open, upstream: MockUpstream) -> Non
         assert same["tenant"] == first["tenant"]
         other = await told(door, upstream, token=await door.key(team="other"), tenant="forged")
         assert other["tenant"] not in (first["tenant"], "forged")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"model": "mock", "prompt": "x"}),
+        ("/v1/embeddings", {"model": "vectors", "input": "x"}),
+        ("/v1/rerank", {"model": "order", "query": "x", "documents": ["y"]}),
+    ],
+)
+async def test_whatever_is_asked_of_it(
+    open_door: Open, upstream: MockUpstream, path: str, body: dict[str, Any]
+) -> None:
+    async with open_door() as door:
+        headers = {**door.headers(), "x-tierline-deadline-ms": "20000"}
+        await door.client.post(path, json={"priority": 7, **body}, headers=headers)
+        sent = json.loads(upstream.records[-1].body)
+        assert sent["priority"] == 7
+        assert sent["tenant"]
+        assert 0 < sent["deadline_ms"] <= 20_000
 
 
 async def test_what_is_left_of_the_deadline(open_door: Open, upstream: MockUpstream) -> None:
