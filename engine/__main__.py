@@ -2,43 +2,39 @@
 
 The HTTP process imports no torch; it starts the core process, which does, and ends with it. Exit codes: 0 stopped on
 request, 1 the model could not be served, 2 wrong arguments.
+
+The core takes longest to be ready. So it is started as soon as the arguments are known to make sense, and what the
+HTTP side needs besides is imported and read while it loads.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import os
 import socket
 import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from edge.limits import Limits
-from edge.server import Server
-from engine.adapters.peft import find_folder
 from engine.argument_types import integer, number
-from engine.client import EngineClient
 from engine.config import KV_DTYPES, PRECISIONS, ROLES, SPECULATIVE, TASKS, EngineConfig
 from engine.flags import with_flags
 from engine.kv.page_seed import page_seed
 from engine.lifeline import watch_lifeline
 from engine.limits import SchedulerConfig
-from engine.loader import GenerationDefaults, ModelFileError, open_model
-from engine.metrics import EngineMetrics
 from engine.parallel.errors import LayoutError
 from engine.parallel.layout import MOST_RANKS
 from engine.parallel.settings import check_settings
-from engine.server.adapters import check_adapter_name
-from engine.server.app import create_app
-from engine.server.lanes import Lanes
-from engine.server.model import Model
-from engine.server.reply_form import REASONING_PARSERS, TOOL_PARSERS
-from engine.text.chat_template import ChatTemplateError
+from engine.serve import CannotServe, serve
+from engine.server.parsers import REASONING_PARSERS, TOOL_PARSERS
 from engine.transfer import address as redis_address
 from engine.transfer.role import check_role
 
-_DRAIN_SECONDS = 10
+if TYPE_CHECKING:
+    from engine.server.model import Model
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
@@ -210,21 +206,31 @@ def _find_draft_model(options: argparse.Namespace) -> Path | None:
     return None if options.draft_model is None else find_model(options.draft_model, options.data_dir)
 
 
-def _find_adapters(options: argparse.Namespace, model: Model) -> dict[str, str]:
-    """The folders of `--lora` by name. Raises ValueError and ModelFileError for what cannot be served."""
-    if model.pooling is not None and (options.lora or options.lora_dir is not None):
-        raise ValueError("adapters are for models that generate text, and this one does not")
-    folders: dict[str, str] = {}
-    for given in options.lora:
-        name, equals, path = given.partition("=")
-        if not equals or name in folders:
-            raise ValueError(f"'--lora {given}': give NAME=DIR, each name once")
-        check_adapter_name(name, model.name)
-        folders[name] = str(find_folder(path, None))
-    if len(folders) > options.max_loras:
-        raise ValueError(f"'--lora' names {len(folders)} adapters, '--max-loras' allows {options.max_loras}")
+def _find_adapters(options: argparse.Namespace, name: str) -> dict[str, str]:
+    """The folders of `--lora` by name. Raises ValueError and CannotServe for what cannot be served."""
+    if len(options.lora) > options.max_loras:
+        raise ValueError(f"'--lora' names {len(options.lora)} adapters, '--max-loras' allows {options.max_loras}")
     if options.lora_dir is not None and not options.lora_dir.is_dir():
         raise ValueError(f"'--lora-dir' {options.lora_dir}: no such folder")
+    return _adapter_folders(options.lora, name) if options.lora else {}
+
+
+def _adapter_folders(given: Sequence[str], model_name: str) -> dict[str, str]:
+    """The folders of adapters by name, from NAME=DIR. Raises ValueError and CannotServe as `_find_adapters`."""
+    from engine.adapters.peft import find_folder
+    from engine.loader import ModelFileError
+    from engine.server.adapters import check_adapter_name
+
+    folders: dict[str, str] = {}
+    for adapter in given:
+        name, equals, path = adapter.partition("=")
+        if not equals or name in folders:
+            raise ValueError(f"'--lora {adapter}': give NAME=DIR, each name once")
+        check_adapter_name(name, model_name)
+        try:
+            folders[name] = str(find_folder(path, None))
+        except ModelFileError as error:
+            raise CannotServe(str(error)) from error
     return folders
 
 
@@ -240,52 +246,31 @@ def _check_tiers(options: argparse.Namespace) -> None:
         raise ValueError("pages elsewhere are the prefix cache's, which '--no-prefix-cache' forbids")
 
 
-class _DrainingServer(Server):
-    """Once it is told to stop, ends the requests that are not done in time with an error event."""
+def _load(options: argparse.Namespace, path: Path, name: str) -> Model:
+    """The model as the HTTP side knows it. Raises CannotServe where it does not fit the options."""
+    from engine.loader import GenerationDefaults, ModelFileError
+    from engine.server.model import Model
+    from engine.text.chat_template import ChatTemplateError
 
-    def __init__(self, client: EngineClient, model: Model, lanes: Lanes) -> None:
-        drain_s = _DRAIN_SECONDS + 2  # time to send what `end_all` has to say
-        super().__init__(create_app(model, client, lanes), Limits(drain_s=drain_s), log_level="warning")
-        self._client = client
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._client.feed.close()
-        message = "The engine is being stopped. Send the request again."
-        timer = asyncio.get_running_loop().call_later(_DRAIN_SECONDS, self._client.end_all, message)
-        await super().shutdown(sockets)
-        timer.cancel()
-
-
-async def serve(
-    model: Model, config: EngineConfig, adapters: dict[str, str], listener: socket.socket, watchdog_seconds: float
-) -> int:
-    """Serve until a signal ends it; returns the exit code. `adapters`: folders by name."""
-    metrics = EngineMetrics(model.name)
-    client = EngineClient(config, metrics, watchdog_seconds=watchdog_seconds, adapters=adapters)
-    lanes = Lanes(model.template)
+    said = GenerationDefaults(options.temperature, options.top_p)
+    parsers = {"tool_parser": options.tool_parser, "reasoning_parser": options.reasoning_parser}
+    recommended = not options.no_recommended_sampling
     try:
-        await lanes.start()
-    except ChatTemplateError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    server = _DrainingServer(client, model, lanes)
-
-    def stop_if_the_model_cannot_be_loaded(failure: asyncio.Future[str]) -> None:
-        if not failure.cancelled():
-            server.should_exit = True
-
-    client.startup_failure.add_done_callback(stop_if_the_model_cannot_be_loaded)
-    host, port = listener.getsockname()[:2]
-    print(f"engine for '{model.name}' listens on http://{host}:{port}", flush=True)
-    await server.serve(sockets=[listener])
-    if client.startup_failure.done():
-        print(f"error: the model could not be loaded: {with_flags(client.startup_failure.result())}", file=sys.stderr)
-        return 1
-    return 0
+        model = Model.load(path, name, said, recommended=recommended, **parsers, task=options.task)
+    except (ModelFileError, ChatTemplateError, ValueError) as error:
+        raise CannotServe(str(error)) from error
+    if model.pooling is not None:
+        if options.role != "both":
+            raise CannotServe("'--role' is for models that generate text, and this one does not")
+        if options.speculative != "off":
+            raise CannotServe("'--speculative' is for models that generate text, and this one does not")
+        if options.lora or options.lora_dir is not None:
+            raise CannotServe("adapters are for models that generate text, and this one does not")
+    return model
 
 
 def main(arguments: list[str]) -> int:
-    """Parse, check everything that can be checked without loading the weights, then serve."""
+    """Parse, check everything that can be checked without reading the model, then serve."""
     options = parse_arguments(arguments)
     watch_lifeline()
     # How many texts are tokenized at once is up to `lanes.py`; the library would take every core for each.
@@ -298,21 +283,13 @@ def main(arguments: list[str]) -> int:
         page_seed()  # the core reads it, too
         _check_tiers(options)
         draft = _find_draft_model(options)
-        said = GenerationDefaults(options.temperature, options.top_p)
-        parsers = {"tool_parser": options.tool_parser, "reasoning_parser": options.reasoning_parser}
-        recommended = not options.no_recommended_sampling
-        model = Model.load(path, name, said, recommended=recommended, **parsers, task=options.task)
-        if model.pooling is not None and options.role != "both":
-            raise ValueError("'--role' is for models that generate text, and this one does not")
-        if model.pooling is not None and options.speculative != "off":
-            raise ValueError("'--speculative' is for models that generate text, and this one does not")
         if options.reload_dir is not None and not options.reload_dir.is_dir():
             raise ValueError(f"'--reload-dir' {options.reload_dir}: no such folder")
         if options.trace is not None and not os.access(options.trace.resolve().parent, os.W_OK):
             raise ValueError(f"'--trace' {options.trace}: its folder cannot be written to")
-        adapters = _find_adapters(options, model)
+        adapters = _find_adapters(options, name)
         listener = _listen(options.host, options.port)
-    except (ModelFileError, ChatTemplateError, FileNotFoundError, ValueError) as error:
+    except (CannotServe, FileNotFoundError, ValueError) as error:
         print(f"error: {with_flags(str(error))}", file=sys.stderr)
         return 1
     except OSError as error:
@@ -359,16 +336,18 @@ def main(arguments: list[str]) -> int:
         max_wait_ms=options.max_wait_ms,
         reload_dir=None if options.reload_dir is None else str(options.reload_dir.resolve()),
     )
-    try:
-        if config.tensor_parallel * config.pipeline_parallel > 1:
+    if config.tensor_parallel * config.pipeline_parallel > 1:
+        from engine.loader import ModelFileError, open_model
+
+        try:
             check_settings(config, open_model(path).spec, adapters=bool(adapters))
-    except LayoutError as error:
-        listener.close()
-        print(f"error: {with_flags(str(error))}", file=sys.stderr)
-        return 1
+        except (LayoutError, ModelFileError) as error:
+            listener.close()
+            print(f"error: {with_flags(str(error))}", file=sys.stderr)
+            return 1
     import uvloop
 
-    return uvloop.run(serve(model, config, adapters, listener, options.watchdog_seconds))
+    return uvloop.run(serve(partial(_load, options, path, name), config, adapters, listener, options.watchdog_seconds))
 
 
 def _listen(host: str, port: int) -> socket.socket:

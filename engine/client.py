@@ -174,7 +174,8 @@ class EngineClient:
             any_of: set[asyncio.Future[Any]] = {ended, stopping, leaving, watchdog}
             await asyncio.wait(any_of, return_when=asyncio.FIRST_COMPLETED)
             hung = watchdog.done() and not ended.done()
-            code = await core.end(at_once=hung)
+            deaf = hung or (not ended.done() and not self._ready_event.is_set())  # while it loads, it does not listen
+            code = await core.end(at_once=deaf)
         finally:
             for task in (stopping, leaving, watchdog):
                 task.cancel()

@@ -36,11 +36,10 @@ from engine.server.tools.request import read_tools
 
 
 def create_app(model: Model, client: EngineClient, lanes: Lanes) -> Starlette:
-    """The ASGI application. Starts and stops the core with its own life, and stops the lanes."""
+    """The ASGI application. When its life ends, the lanes and the core do."""
 
     @asynccontextmanager
     async def life(app: Starlette) -> AsyncIterator[None]:
-        client.start()
         try:
             yield
         finally:

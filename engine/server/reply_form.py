@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from engine.grammar import lark
 from engine.grammar.lark import Grammar
 from engine.server.asked import Asked
+from engine.server.parsers import HARMONY
 from engine.server.reasoning import CLOSE, OPEN, Thinking
 from engine.server.reply import PlainText, ReplyParser
 from engine.server.structured import Format
@@ -20,9 +21,6 @@ from engine.server.tools.harmony import CHANNEL, CONSTRAIN, END, MARKERS, MESSAG
 from engine.server.tools.request import ToolUse
 from engine.text.chat_template import ChatTemplate
 
-HARMONY = "harmony"
-TOOL_PARSERS = ("auto", *FAMILIES, HARMONY)
-REASONING_PARSERS = ("auto", "none", "think", HARMONY)
 _GAP = r"/[ \n]{0,3}/"  # between a thought and what follows
 
 

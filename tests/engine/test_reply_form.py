@@ -13,6 +13,7 @@ from backends.protocol import ChatRequest, Message
 from engine.grammar import lark
 from engine.grammar.compiling import Compiler, Vocabulary
 from engine.server.asked import Asked
+from engine.server.parsers import HARMONY, TOOL_PARSERS
 from engine.server.reply import Reply
 from engine.server.reply_form import ReplyForm
 from engine.server.structured import Format
@@ -52,6 +53,10 @@ FORMS = {
 @pytest.fixture(scope="module")
 def compiler() -> Compiler:
     return Compiler(VOCABULARY)
+
+
+def test_the_command_line_knows_every_family() -> None:
+    assert ("auto", *FAMILIES, HARMONY) == TOOL_PARSERS
 
 
 def use(*, required=True, several=True, strict=False) -> ToolUse:

@@ -10,7 +10,7 @@ import pytest
 from engine.__main__ import parse_arguments
 from engine.config import KV_DTYPES, PRECISIONS, SPECULATIVE
 from engine.limits import NUM_DRAFTS
-from engine.server.reply_form import REASONING_PARSERS, TOOL_PARSERS
+from engine.server.parsers import REASONING_PARSERS, TOOL_PARSERS
 from gateway.processes import process_specs
 from gateway.settings import load
 from gateway.settings.serving import EngineSettings
