@@ -1,7 +1,8 @@
 """Micro-batching: many look-ups at once become few calls of the model, on one worker thread.
 
 A lone text is embedded at once. While the model is busy texts gather; after a busy spell the batcher also waits up to
-`max_wait_ms` for company. What was embedded lately is remembered, so that storing after a miss costs nothing.
+`max_wait_ms` for company. Long texts gain nothing by company, so they are not made to wait for each other. What was
+embedded lately is remembered, so that storing after a miss costs nothing.
 
 Look-ups hold up an answer, other texts (`behind=True`) do not. So look-ups go first: one waits for at most one small
 batch of the others, however many of these there are. And the others go on however many look-ups there are.
@@ -13,6 +14,7 @@ import asyncio
 import itertools
 import time
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -22,7 +24,10 @@ from cache.embedding.embedder import Embedder, Refused
 
 _REMEMBERED_TEXTS = 2048
 _MAX_QUEUED_TEXTS = 4096  # of either kind
-_MAX_CHARS_BEHIND = 1000  # of a batch that look-ups may have to wait for, unless one text alone is longer
+# Characters of a batch, unless one text alone has more. Company saves a third of the work at 10 tokens a text, a tenth
+# at 30 and nothing at 60 and more, where the first of a batch would only wait for the last.
+_MAX_CHARS_AHEAD = 600
+_MAX_CHARS_BEHIND = 1000  # a batch that look-ups may have to wait for
 _AHEAD_IN_A_ROW = 8  # batches of look-ups, while others wait
 
 Vector = NDArray[np.float32]
@@ -100,21 +105,21 @@ class Batcher:
             if company and self._waiting:
                 await self._gather_company()
             if self._waiting and not (self._behind and self._ahead_in_a_row >= _AHEAD_IN_A_ROW):
-                batch = list(itertools.islice(self._waiting, self._max_batch_size))
+                batch = self._piece(self._waiting, _MAX_CHARS_AHEAD)
                 company = len(batch) > 1
                 self._ahead_in_a_row += 1
             else:
-                batch = self._piece()
+                batch = self._piece(self._behind, _MAX_CHARS_BEHIND)
                 self._ahead_in_a_row = 0
             await self._embed_batch(batch)
 
-    def _piece(self) -> list[str]:
-        """The next texts of those that stand behind: few enough that a look-up can wait for them."""
+    def _piece(self, queue: Iterable[str], most_chars: int) -> list[str]:
+        """The next texts of those that wait: as many as are worth each other's company."""
         piece: list[str] = []
         chars = 0
-        for text in itertools.islice(self._behind, self._max_batch_size):
+        for text in itertools.islice(queue, self._max_batch_size):
             chars += len(text)
-            if piece and chars > _MAX_CHARS_BEHIND:
+            if piece and chars > most_chars:
                 break
             piece.append(text)
         return piece

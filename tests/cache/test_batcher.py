@@ -74,6 +74,19 @@ async def test_a_lookup_never_waits_for_many_long_texts(batcher: Batcher, held: 
     assert [len(batch) for batch in held.batches[:8]] == [1] * 7 + [3]
 
 
+async def test_long_questions_do_not_wait_for_each_other(batcher: Batcher, held: Held) -> None:
+    """A batch of them takes as long as one by one, and would answer the first no sooner than the last."""
+    first = asyncio.create_task(batcher.embed("first"))
+    await held.has_begun(1)
+    long = [f"{i} " + "many words " * 50 for i in range(3)]
+    short = [f"question {i}" for i in range(5)]
+    waiting = [asyncio.create_task(batcher.embed(text)) for text in [*long, *short]]
+    await asyncio.sleep(0)
+    held.go_on(100)
+    await asyncio.gather(first, *waiting)
+    assert held.batches == [["first"], [long[0]], [long[1]], [long[2], *short[:3]], short[3:]]
+
+
 async def test_those_behind_get_their_turn_though_lookups_never_end(batcher: Batcher, held: Held) -> None:
     behind = asyncio.create_task(batcher.embed("a document", behind=True))
     await held.has_begun(1)
