@@ -57,7 +57,7 @@ def changed(*path: Any, to: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "change",
-    [{"scope": "team:2"}, {"model_group": "large"}, {"epoch": 1}],
+    [{"scope": "team:2"}, {"model_group": "large"}, {"epoch": 1}, {"guards": "a"}],
     ids=lambda c: next(iter(c)),
 )
 def test_every_component_of_the_partition_counts(change: dict[str, Any]) -> None:
@@ -113,6 +113,12 @@ def test_a_salt_does_not_run_into_the_epoch() -> None:
         key({**REQUEST, "cache_salt": "2"}, epoch=1).partition != key({**REQUEST, "cache_salt": "1"}, epoch=2).partition
     )
     assert key({**REQUEST, "cache_salt": "2"}, epoch=1).partition != key(epoch=12).partition
+
+
+def test_rules_that_change_answers_are_a_partition_of_their_own() -> None:
+    assert key(guards="a").partition != key(guards="b").partition
+    assert key(guards="a").partition != key({**REQUEST, "cache_salt": "guards a"}).partition
+    assert key({**REQUEST, "cache_salt": "s"}, guards="a").partition != key(guards="a").partition
 
 
 def test_the_script_of_the_question_counts() -> None:
