@@ -48,6 +48,12 @@ class HostStore:
         """The file: slot `i` begins at `i * value_bytes`."""
         return self._file
 
+    def make_whole(self) -> int:
+        """Give the file all of its slots, so that it can be mapped; nothing is written. Returns its bytes."""
+        size = self.total * self._value_bytes
+        os.ftruncate(self._file, size)
+        return size
+
     def slots(self, keys: Sequence[bytes]) -> list[int]:
         """Where the values of the first keys are, up to the first that has none. Nothing keeps them there."""
         found: list[int] = []

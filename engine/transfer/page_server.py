@@ -1,5 +1,5 @@
 """Offers an engine's pages to others: each page that is computed is put into an outbox, from which whoever has the
-secret may fetch it by its digest, over TCP or by reading the outbox itself, which is shared memory.
+secret may fetch it by its digest: over TCP, or by reading the outbox itself, as shared memory or by NIXL.
 
 The outbox is filled as other tiers are, by copies between two steps; the engine's loop never waits for a fetcher. The
 least recently used page makes room for the next.
@@ -20,6 +20,7 @@ from engine.transfer import peer_wire as wire
 from engine.transfer.courier import MOST_QUEUED_BYTES, Tier
 from engine.transfer.format import PageFormat
 from engine.transfer.host_store import HostStore
+from engine.transfer.nixl_memory import NixlWindow
 from engine.transfer.peer_address import PeerAddress
 
 log = logging.getLogger("engine.transfer")
@@ -39,7 +40,7 @@ class PageServer:
         """`told`: the address that others are to use, where it is not the one that this listens on.
 
         Raises:
-            ValueError: it cannot listen there, or `capacity_bytes` hold no page.
+            ValueError: it cannot listen there, `capacity_bytes` hold no page, or NIXL cannot be used here.
         """
         self._store = HostStore(capacity_bytes, page_format.value_bytes, name="outbox")
         self._format = page_format
@@ -49,11 +50,18 @@ class PageServer:
         self._path = where.path
         # Fetchers get a descriptor that cannot write.
         self._file = os.open(f"/proc/self/fd/{self._store.fileno()}", os.O_RDONLY) if where.path is not None else None
+        self._window = self._open_window() if where.nixl else None
         # A step can fill more pages than other tiers may have in their queue, and all of them will be asked for.
         self.outbox = Tier(self._store, page_format, most_queued_bytes=max(MOST_QUEUED_BYTES, capacity_bytes))
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
         threading.Thread(target=self._accept, name="pages offered", daemon=True).start()
+
+    def _open_window(self) -> NixlWindow:
+        try:
+            return NixlWindow(self._store.fileno(), self._store.make_whole())
+        except OSError as error:
+            raise ValueError(f"pages cannot be offered by nixl://: {error}") from error
 
     def keep(self, keys: Sequence[bytes]) -> None:
         """Pages of these names will be wanted: others go first."""
@@ -97,9 +105,13 @@ class PageServer:
             said = wire.OTHER_SPACE
         elif full:
             said = wire.FULL
-        welcome = wire.WELCOME.pack(said, self._format.value_bytes if said == wire.OK else 0)
+        way = wire.SHARED if self._file is not None else wire.VALUES if self._window is None else wire.NIXL
+        welcome = wire.WELCOME.pack(said, way, self._format.value_bytes if said == wire.OK else 0)
         if said == wire.OK and self._file is not None:
             socket.send_fds(connection, [welcome], [self._file])
+        elif said == wire.OK and self._window is not None:
+            metadata = self._window.metadata
+            connection.sendall(welcome + wire.WINDOW.pack(self._window.address, len(metadata)) + metadata)
         else:
             connection.sendall(welcome)
         if said != wire.OK:
@@ -118,7 +130,7 @@ class PageServer:
         data = bytes(wire.receive(connection, count * wire.KEY_BYTES))
         keys = [data[start : start + wire.KEY_BYTES] for start in range(0, len(data), wire.KEY_BYTES)]
         self.outbox.settle(keys, _SETTLE_S)
-        if self._file is not None:
+        if self._file is not None or self._window is not None:
             slots = self._store.slots(keys)
             connection.sendall(wire.COUNT.pack(len(slots)) + b"".join(map(wire.SLOT.pack, slots)))
             return True
@@ -143,3 +155,5 @@ class PageServer:
             Path(self._path).unlink(missing_ok=True)
         if self._file is not None:
             os.close(self._file)
+        if self._window is not None:
+            self._window.close()

@@ -1,42 +1,44 @@
-"""Where another engine's pages are fetched: `tcp://HOST:PORT`, or `shm:///PATH` on the same host."""
+"""Where another engine's pages are fetched: `tcp://HOST:PORT`, `shm:///PATH` on the same host, or `nixl://HOST:PORT`."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 _SOCKET_PATH_BYTES = 107  # of sockaddr_un, its final zero apart
 _WILDCARDS = ("0.0.0.0", "::")
-# Libraries that move memory by themselves, and what of this project they would replace.
-_LIBRARIES = {"nixl": "nixl", "mooncake": "mooncake"}
+_WRITE = "write tcp://HOST:PORT, shm:///PATH on the same host, or nixl://HOST:PORT"
 
 
 @dataclass(frozen=True, slots=True)
 class PeerAddress:
-    """`path` of a socket on this host, or `host` and `port`."""
+    """`path` of a socket on this host, or `host` and `port`. `nixl`: pages are read by that library, see
+    `nixl_memory.py`, and all else goes over this connection."""
 
     path: str | None = None
     host: str = ""
     port: int = 0
+    nixl: bool = False
 
     @classmethod
     def parse(cls, text: str) -> PeerAddress:
         """Raises ValueError with what to write instead."""
-        unreadable = f"'{text}' is no address of pages: write tcp://HOST:PORT, or shm:///PATH on the same host"
+        unreadable = f"'{text}' is no address of pages: {_WRITE}"
         try:
             parts = urlsplit(text)
             port = parts.port
         except ValueError:
             raise ValueError(unreadable) from None
-        if parts.scheme in _LIBRARIES:
-            raise ValueError(_unsupported(parts.scheme))
+        if parts.scheme == "nixl" and importlib.util.find_spec("nixl") is None:
+            raise ValueError(f"'{text}': the library is not installed: pip install 'tierline[nixl]', on Linux")
         plain = not (parts.query or parts.fragment or parts.username or parts.password)
-        if parts.scheme == "tcp" and parts.hostname and port is not None and plain and parts.path in ("", "/"):
-            return cls(host=parts.hostname, port=port)
+        is_network = parts.scheme in ("tcp", "nixl") and plain and parts.path in ("", "/")
+        if is_network and parts.hostname and port is not None:
+            return cls(host=parts.hostname, port=port, nixl=parts.scheme == "nixl")
         if parts.scheme == "shm" and not parts.netloc and plain and Path(parts.path).is_absolute():
             if len(os.fsencode(parts.path)) > _SOCKET_PATH_BYTES:
                 raise ValueError(f"'{text}': the path is too long for a socket; {_SOCKET_PATH_BYTES} bytes are allowed")
@@ -46,7 +48,8 @@ class PeerAddress:
     def __str__(self) -> str:
         if self.path is not None:
             return f"shm://{self.path}"
-        return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'nixl' if self.nixl else 'tcp'}://{host}:{self.port}"
 
     @property
     def is_wildcard(self) -> bool:
@@ -75,7 +78,7 @@ class PeerAddress:
                 listener = socket.create_server(
                     (self.host, self.port), family=socket.AF_INET6 if ":" in self.host else socket.AF_INET
                 )
-                return listener, PeerAddress(host=self.host, port=listener.getsockname()[1])
+                return listener, replace(self, port=listener.getsockname()[1])
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             Path(self.path).unlink(missing_ok=True)  # of a process that was killed
             listener.bind(self.path)
@@ -84,11 +87,3 @@ class PeerAddress:
             return listener, self
         except OSError as error:
             raise ValueError(f"cannot listen on {self}: {error.strerror}") from None
-
-
-def _unsupported(library: str) -> str:
-    """Why pages cannot be moved by one of the libraries for that."""
-    use = "Use tcp://HOST:PORT, or shm:///PATH on the same host"
-    if importlib.util.find_spec(_LIBRARIES[library]) is None:
-        return f"'{library}://': {library} is not installed. {use}"
-    return f"'{library}://': {library} is installed, but this version has no transfer by it. {use}"

@@ -2,7 +2,8 @@
 
     holder → fetcher   magic, version, challenge
     fetcher → holder   space, proof that it has the secret
-    holder → fetcher   whether it is welcome; with shared memory, the descriptor of the file that holds the pages
+    holder → fetcher   whether it is welcome, and how it gets pages; with shared memory, the descriptor of the file
+                       that holds them; with NIXL, where that file lies in memory
     fetcher → holder   number of keys, keys                                                        again and again
     holder → fetcher   number of those found from the first on without a gap, then each: its value, or its slot
 
@@ -18,10 +19,11 @@ import socket
 import struct
 import time
 
-VERSION = 1
+VERSION = 2
 HELLO = struct.Struct("<4sH32s")  # magic, version, challenge
 CLAIM = struct.Struct("<16s32s")  # space, proof
-WELCOME = struct.Struct("<BQ")  # one of those below, bytes of a value
+WELCOME = struct.Struct("<BBQ")  # one of those below, one of the ways, bytes of a value
+WINDOW = struct.Struct("<QI")  # address of the first slot, bytes of NIXL's metadata, which follow
 COUNT = struct.Struct("<H")
 SLOT = struct.Struct("<Q")
 MAGIC = b"TLPG"
@@ -34,6 +36,9 @@ REFUSALS = {
     OTHER_SPACE: "its pages are of another model, data type, shape or layout version",
     FULL: "too many fetch from it already",
 }
+
+VALUES, SHARED, NIXL = range(3)  # on this connection; as slots of a file that both have; as slots that NIXL reads
+WAYS = {VALUES: "tcp://", SHARED: "shm://", NIXL: "nixl://"}
 
 
 class Broken(OSError):

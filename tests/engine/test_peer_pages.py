@@ -48,9 +48,11 @@ def links():
         link.close()
 
 
-@pytest.fixture(params=["tcp", "shm"])
+@pytest.fixture(params=["tcp", "shm", "nixl"])
 def address(request, tmp_path):
-    return "tcp://127.0.0.1:0" if request.param == "tcp" else f"shm://{tmp_path}/pages"
+    if request.param == "nixl":
+        pytest.importorskip("nixl")
+    return f"shm://{tmp_path}/pages" if request.param == "shm" else f"{request.param}://127.0.0.1:0"
 
 
 def pair(engines, address, **options):
@@ -265,13 +267,21 @@ def test_what_is_no_address_is_refused(text):
         PeerAddress.parse(text)
 
 
-@pytest.mark.parametrize("library", ["nixl", "mooncake"])
-def test_libraries_that_move_memory_are_named_where_they_are_asked_for(library, monkeypatch):
-    with pytest.raises(ValueError, match=f"{library} is not installed. Use tcp://HOST:PORT"):
-        PeerAddress.parse(f"{library}://host:1")
+def test_nixl_needs_its_library(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"pip install 'tierline\[nixl\]'"):
+        PeerAddress.parse("nixl://host:1")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    with pytest.raises(ValueError, match="has no transfer by it"):
-        PeerAddress.parse(f"{library}://host:1")
+    assert str(PeerAddress.parse("nixl://host:1")) == "nixl://host:1"
+
+
+def test_who_asks_in_another_way_is_told_so(engines):
+    pytest.importorskip("nixl")
+    for offered, asked in (("tcp", "nixl"), ("nixl", "tcp")):
+        engine = engines(offers=f"{offered}://127.0.0.1:0")
+        where = engine.tiers.offered_at.replace(offered, asked)
+        with pytest.raises(StoreFailed, match=f"it offers pages by {offered}://, not {asked}://"):
+            store_of(engine, where).load([bytes(32)])
 
 
 def test_an_address_that_is_taken_is_refused(engines):
