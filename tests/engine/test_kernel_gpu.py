@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-INTERPRETED = ["decode", "prefill", "small_ops", "moe", "sample", "packed", "fp8", "kv_fp8", "engine"]
+INTERPRETED = ["decode", "prefill", "shapes", "small_ops", "moe", "sample", "packed", "fp8", "kv_fp8"]
+INTERPRETED += ["models", "engine"]
 
 
 def python(*arguments: str, interpret: bool) -> subprocess.CompletedProcess[str]:
