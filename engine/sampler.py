@@ -93,7 +93,7 @@ class Sampler:
         """Begin to draw a token for each row; see `sample`."""
         faults = [fault_of(row.params, logits.shape[1]) for row in rows]
         adjusted, changed = self._adjust(logits, rows, faults)
-        tokens = likeliest(adjusted)
+        tokens = likeliest(adjusted) if self._on_device is None else adjusted.argmax(dim=-1)
         random = [i for i, row in enumerate(rows) if row.params.temperature >= _GREEDY_BELOW and faults[i] is None]
         uniform = [self._uniform(rows[i]) for i in random]
         if self._on_device is not None:
