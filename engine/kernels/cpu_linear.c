@@ -34,7 +34,7 @@
 
 #define BLOCK 32
 /* Rows of x that share a block of unpacked weights: as many as the vector registers hold sums for. */
-#define GROUP (USE_VNNI ? 8 : 4)
+#define GROUP (USE_VNNI ? 8 : USE_AVX2 ? 6 : 4)
 #define BLOCKS_AHEAD 8
 /* Weights that stay in the second-level cache while all rows of x pass over them. */
 #define CACHED_BYTES (128 << 10)
@@ -313,11 +313,13 @@ INLINE void tile_sums(const uint8_t *w, const uint16_t *scales, const x_block *x
                                      f32v *sums) {                                                                   \
         tile_sums(w, scales, x, blocks, rows, bits, sums);                                                             \
     }
-#define FOR_ALL_ROWS(make, bits) make(1, bits) make(2, bits) make(3, bits) make(4, bits) VNNI_ROWS(make, bits)
+#define FOUR_ROWS(make, bits) make(1, bits) make(2, bits) make(3, bits) make(4, bits)
 #if USE_VNNI
-#define VNNI_ROWS(make, bits) make(5, bits) make(6, bits) make(7, bits) make(8, bits)
+#define FOR_ALL_ROWS(make, bits) FOUR_ROWS(make, bits) make(5, bits) make(6, bits) make(7, bits) make(8, bits)
+#elif USE_AVX2
+#define FOR_ALL_ROWS(make, bits) FOUR_ROWS(make, bits) make(5, bits) make(6, bits)
 #else
-#define VNNI_ROWS(make, bits)
+#define FOR_ALL_ROWS(make, bits) FOUR_ROWS(make, bits)
 #endif
 FOR_ALL_ROWS(SUMS, 4)
 FOR_ALL_ROWS(SUMS, 8)
