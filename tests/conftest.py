@@ -42,6 +42,22 @@ if not Path("/dev/nvidiactl").exists():
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # one of several processes that share the files
+        from tests.order import longest_first
+
+        longest_first(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from tests.order import Scheduler
+
+    return Scheduler(config, log)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _few_authorities() -> Iterator[None]:
     """HTTP clients of tests speak to this machine only: to read all public authorities costs each of them 40 ms."""
