@@ -72,6 +72,11 @@ def autostarted(settings: Settings) -> list[str]:
     return [name for name, engine in settings.engines.items() if engine.autostart]
 
 
+def engine_process(name: str) -> str:
+    """What the process of an engine is called: in the log's name, in events and in the state file."""
+    return f"engine-{name}"
+
+
 def engine_spec(
     settings: Settings, name: str, model: Path, page_seed: str, draft: Path | None = None, *, base: Path
 ) -> ProcessSpec:
@@ -120,7 +125,7 @@ def engine_spec(
     # What counts where a request says nothing stands in tierline.yaml, and the answer cache goes by that.
     switches = [*(flag for flag, is_set in flags.items() if is_set), "--no-recommended-sampling"]
     return ProcessSpec(
-        name=f"engine-{name}",
+        name=engine_process(name),
         argv=(*_module("engine", options), *(part for pair in repeated for part in pair), *switches),
         ready=http_probe(_reachable(engine.host), engine.port, "/health"),
         env=_unless_set({**_PASSIVE_THREADS, "OMP_NUM_THREADS": str(threads), "TIERLINE_PAGE_SEED": page_seed}),

@@ -23,7 +23,14 @@ def gateway(context: typer.Context) -> None:
 
 
 def engine(context: typer.Context) -> None:
-    """Run an inference engine alone. Options: `tierline engine --help`."""
+    """Run an inference engine alone. Options: `tierline engine --help`.
+
+    `tierline engine restart`: engines that `tierline up` has started, one after the other.
+    """
+    if context.args[:1] == ["restart"]:
+        from gateway.cli.restart import app
+
+        app(context.args[1:], prog_name="tierline engine restart")
     _become("engine", context.args)
 
 

@@ -121,10 +121,21 @@ def test_beams_end_together(scheduler: Scheduler, runner: FakeRunner) -> None:
     scheduler.check()
 
 
-def test_not_in_the_middle_of_a_step(scheduler: Scheduler) -> None:
+def test_in_the_middle_of_a_step_its_pages_stay_until_that_is_over(scheduler: Scheduler, runner: FakeRunner) -> None:
+    scheduler.add([new(1, seconds=1)])
+    plan = scheduler.schedule()
+    assert set(ended(scheduler.expire(NOW + 2))) == {1}
+    assert scheduler.cache.pool.num_used > 0
+    assert scheduler.update(plan, runner.execute(plan)) == []
+    assert scheduler.cache.pool.num_used == 0
+    scheduler.check()
+
+
+def test_not_while_a_step_is_scheduled_ahead(scheduler: Scheduler) -> None:
     scheduler.add([new(1, seconds=1)])
     scheduler.schedule()
-    with pytest.raises(RuntimeError, match="in flight"):
+    assert scheduler.schedule().rows
+    with pytest.raises(RuntimeError, match="looking ahead"):
         scheduler.expire(NOW + 2)
 
 
