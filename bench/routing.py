@@ -139,13 +139,11 @@ def main() -> int:
     vectors = PromptVectors() if options.vectors is None else PromptVectors.load(options.vectors)
     embed([*(e.messages for e in examples), *(item.messages for item in sheet.load())], vectors, embedder)
     table, classifier = default_table(), TaskClassifier.load()
-    folds = evaluate.cross_validate(examples, 5, table.slope, vectors)
+    folds = evaluate.cross_validate(examples, 5, vectors)
     mix = {e.source for e in examples if e.source.startswith(evaluate.MIX)}
-    benchmarks = evaluate.leave_out(examples, mix, table.slope, vectors)
-    tasks = evaluate.leave_tasks_out(examples, table.slope, vectors)
-    models = {
-        name: evaluate.train([e for e in examples if e.source != name], table.slope, vectors) for name in HAND_LABELLED
-    }
+    benchmarks = evaluate.leave_out(examples, mix, vectors)
+    tasks = evaluate.leave_tasks_out(examples, vectors)
+    models = {name: evaluate.train([e for e in examples if e.source != name], vectors) for name in HAND_LABELLED}
     # Success by the shipped table: what is judged here are kinds.
     left_out = [
         one
@@ -158,7 +156,7 @@ def main() -> int:
         *task_rows(examples, folds, left_out),
         *sheet_rows(by_words, table),
         *deferral_rows(folds, benchmarks, tasks),
-        *learning_rows(examples, table.slope),
+        *learning_rows(examples),
         *calibration_rows(folds, benchmarks),
         *complexity_rows(folds),
         *four_tier_rows(folds, table),
@@ -170,7 +168,7 @@ def main() -> int:
         *task_rows(examples, folds, left_out),
         *sheet_rows(by_vector, table),
         *deferral_rows(folds, benchmarks, tasks),
-        *learning_rows(examples, table.slope, vectors),
+        *learning_rows(examples, vectors),
         *calibration_rows(folds, benchmarks),
         *complexity_rows(folds),
         *four_tier_rows(folds, table),

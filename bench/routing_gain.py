@@ -90,10 +90,10 @@ def _apgr(system: str, setting: str, gain: Sequence[float], mix: Sequence[HeldOu
     return rows
 
 
-def learning_rows(examples: Sequence[Example], slope: float, vectors: PromptVectors | None = None) -> list[Row]:
+def learning_rows(examples: Sequence[Example], vectors: PromptVectors | None = None) -> list[Row]:
     """APGR after 0, 5, 20 and 50 labelled outcomes per benchmark; `min` and `max` over draws of the labels."""
     rows = []
-    for count, found in evaluate.learning(examples, (0, 5, 20, 50), slope, vectors).items():
+    for count, found in evaluate.learning(examples, (0, 5, 20, 50), vectors).items():
         setting = f"llmrouter mix, {count} labels per benchmark and tier, no other outcome of the mix"
         rows.append(Row.of("apgr", OURS, setting, "share", [d.apgr for d in found]))
         rows.append(Row.of("cpt80", OURS, setting, "share", [d.cpt80 for d in found]))

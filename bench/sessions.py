@@ -25,7 +25,6 @@ from tiers import TIERS
 from tiers.choose import choose
 from tiers.features import estimate_tokens, text_of
 from tiers.session import SWITCH_WEIGHT, Pin, SwitchCost, Terms, Wish, answered, step
-from tiers.success import default_table
 from tiers.task import TaskClassifier
 from tiers.train import corpus
 from tiers.train.corpus import Example
@@ -189,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     examples = corpus.load(options.data)
     random.Random(1).shuffle(examples)
     half = len(examples) // 2
-    classifier = train(examples[:half], default_table().slope).classifier
+    classifier = train(examples[:half]).classifier
     by_kind = _by_kind(examples[half:])
     rows: list[Row] = []
     for stays in (0.9, 0.75, 0.0):

@@ -21,7 +21,7 @@ from tiers.beta import logit, lower_bound, pool, sigmoid
 from tiers.task import KINDS, TaskProfile
 
 TABLE_FILE: Final = Path(__file__).with_name("success.json")
-_NEGLIGIBLE: Final = 0.005  # kinds less likely than this are left out of the mixture
+NEGLIGIBLE: Final = 0.005  # kinds less likely than this are left out of the mixture
 Source = Literal["measured", "interpolated", "prior"]
 
 # How many own outcomes each beginning is worth. However often a reference model was tried, yours is another one: models
@@ -105,12 +105,12 @@ class SuccessTable:
     Attributes:
         cells: kind -> tier -> posterior, as counted; what is concluded from them never falls with size.
         complexity: kind -> mean complexity of its training prompts.
-        slope: change of the log-odds of success per unit of complexity above that mean (0 or negative).
+        slopes: kind -> change of the log-odds of success per unit of complexity above that mean (0 or negative).
     """
 
     cells: Mapping[str, Mapping[str, Cell]]
     complexity: Mapping[str, float]
-    slope: float
+    slopes: Mapping[str, float]
     _curves: dict[str, _Curve] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -130,7 +130,7 @@ class SuccessTable:
                 raise ValueError(f"{path}: kind '{kind}' needs one cell for each of {', '.join(TIERS)}")
         if not all(0 < cell.p < 1 for row in cells.values() for cell in row.values()):
             raise ValueError(f"{path}: probabilities must lie between 0 and 1")
-        return cls(cells, data["complexity"], data["slope"])
+        return cls(cells, data["complexity"], data["slopes"])
 
     def save(self, path: Path = TABLE_FILE) -> None:
         """Write the table as it ships: own outcomes are not part of it."""
@@ -142,7 +142,8 @@ class SuccessTable:
             for kind, row in self.cells.items()
         }
         complexity = {kind: round(value, 4) for kind, value in self.complexity.items()}
-        data = {"cells": cells, "complexity": complexity, "slope": round(self.slope, 3)}
+        slopes = {kind: round(value, 2) for kind, value in self.slopes.items()}
+        data = {"cells": cells, "complexity": complexity, "slopes": slopes}
         path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
     def learned(self, outcomes: Mapping[tuple[str, str], tuple[float, float]]) -> SuccessTable:
@@ -158,7 +159,7 @@ class SuccessTable:
             if kind not in cells or tier not in cells[kind]:
                 raise ValueError(f"there is no kind '{kind}' at tier '{tier}' in the success table")
             cells[kind][tier] = cells[kind][tier].updated(wins, losses)
-        return SuccessTable(cells, self.complexity, self.slope)
+        return SuccessTable(cells, self.complexity, self.slopes)
 
     def kind(self, kind: str, tier: str) -> Estimate:
         """P(success) of an average request of a kind."""
@@ -169,7 +170,7 @@ class SuccessTable:
 
         Complexity shifts the log-odds of each kind where that was measured.
         """
-        likely = [(kind, share) for kind, share in profile.kinds.items() if share >= _NEGLIGIBLE]
+        likely = [(kind, share) for kind, share in profile.kinds.items() if share >= NEGLIGIBLE]
         total = sum([share for _, share in likely])
         return [(share / total, self._shifted(kind, profile.complexity)) for kind, share in likely]
 
@@ -177,7 +178,7 @@ class SuccessTable:
         curve = self._curves[kind]
         if not curve.odds:
             return curve.average
-        shift = self.slope * (complexity - self.complexity[kind])
+        shift = self.slopes.get(kind, 0.0) * (complexity - self.complexity[kind])
         return {tier: Estimate(sigmoid(mean + shift), sigmoid(lower + shift)) for tier, mean, lower in curve.odds}
 
     def p_success(self, profile: TaskProfile, tier: str) -> Estimate:

@@ -166,7 +166,7 @@ def decide_again(policy: Policy, features: Mapping[str, Any]) -> PolicyDecision:
     Raises:
         KeyError, TypeError: the record is of an earlier version, which did not hold enough.
     """
-    table = _AsRecorded({}, {}, 0.0, kinds=_by_kind(features))
+    table = _AsRecorded({}, {}, {}, kinds=_by_kind(features))
 
     def as_recorded(
         profile: TaskProfile, tiers_available: Iterable[str], quality_target: float, default_tier: str

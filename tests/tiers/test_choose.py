@@ -38,7 +38,7 @@ def table(**rows: tuple[float, float, float, float]) -> SuccessTable:
     cells = dict(default_table().cells)
     for kind, row in rows.items():
         cells[kind] = {tier: Cell(p, 100, "measured", 1e9) for tier, p in zip(TIERS, row, strict=True)}
-    return SuccessTable(cells, default_table().complexity, -3.0)
+    return SuccessTable(cells, default_table().complexity, dict.fromkeys(KINDS, -3.0))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from tiers.task import KINDS, TaskClassifier, TaskProfile
 from tiers.train import evaluate, foreign, labels, outcomes, templates
 from tiers.train.corpus import Example
 from tiers.train.fit import fit
+from tiers.train.slopes import fit_slopes
 from tiers.train.vectors import PromptVectors
 from tiers.vector import SIZE, asked
 
@@ -121,6 +123,49 @@ def test_the_table_counts_outcomes_and_fills_gaps_openly() -> None:
     assert (row["small"].source, row["large"].source) == ("interpolated", "interpolated")
     assert row["small"].p < row["medium"].p < row["large"].p < row["xlarge"].p
     assert table.cells["label_text"]["small"].source == "prior"
+
+
+def hard_or_easy(kind: str, complexity: float) -> TaskProfile:
+    return TaskProfile(KINDS[kind], 1.0, complexity, True, {}, {}, {name: float(name == kind) for name in KINDS})
+
+
+def test_complexity_counts_in_each_kind_by_its_own_slope() -> None:
+    """Outcomes drawn by known slopes are found again; a kind with few of them keeps to the others."""
+    rng = np.random.default_rng(3)
+    slopes = {"trace_code": -6.0, "word_problem": -1.0, "recall_fact": 0.0}
+    source = {"trace_code": "zeroeval/crux", "word_problem": "zeroeval/gsm", "recall_fact": "llmrouter/trivia_qa"}
+    table = outcomes.build(
+        [outcome(source[kind], kind, medium=float(i % 2), xlarge=float(i % 2)) for kind in slopes for i in range(4)]
+    )
+    few = outcome("llmrouter/mbpp", "write_function", medium=1.0)
+    found, profiles = [few], [hard_or_easy("write_function", 0.6)]
+    for kind, slope in slopes.items():
+        for complexity in rng.uniform(0.0, 1.0, 1500):
+            odds = math.log(table.kind(kind, "medium").mean / (1 - table.kind(kind, "medium").mean))
+            p = 1 / (1 + math.exp(-(odds + slope * (complexity - 0.5))))
+            found.append(outcome(source[kind], kind, medium=float(rng.random() < p)))
+            profiles.append(hard_or_easy(kind, complexity))
+    fitted = fit_slopes(table, found, [profiles, profiles])
+    assert {kind: fitted[kind] for kind in slopes} == pytest.approx(slopes, abs=0.7)
+    assert set(fitted) == set(slopes), "judgement is shifted by nothing"
+    assert fit_slopes(table, [replace(one, scores={}) for one in found], [profiles]) == {}
+
+
+def test_a_kind_with_few_outcomes_keeps_to_the_slope_of_all() -> None:
+    rng = np.random.default_rng(4)
+    both = [("zeroeval/gsm", "word_problem", 2000), ("zeroeval/crux", "trace_code", 3)]
+    table = outcomes.build(
+        [outcome(source, kind, medium=float(i % 2), xlarge=float(i % 2)) for source, kind, _ in both for i in range(4)]
+    )
+    found, profiles = [], []
+    for source, kind, count in both:
+        for complexity in rng.uniform(0.0, 1.0, count):
+            p = 1 / (1 + math.exp(3 * (complexity - 0.5)))
+            found.append(outcome(source, kind, medium=float(rng.random() < p)))
+            profiles.append(hard_or_easy(kind, complexity))
+    fitted = fit_slopes(table, found, [profiles])
+    assert fitted["word_problem"] == pytest.approx(-3, abs=0.5)
+    assert fitted["trace_code"] == pytest.approx(fitted["word_problem"], abs=1.0)
 
 
 def test_the_table_never_falls_with_size() -> None:

@@ -9,34 +9,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections import defaultdict
 from pathlib import Path
-from statistics import fmean
 
-from tiers.success import TABLE_FILE, SuccessTable
-from tiers.task import KINDS, MODEL_FILE, TaskClassifier, Weights
-from tiers.train import corpus, outcomes
-from tiers.train.corpus import Example
-from tiers.train.fit import difficulty, fit
+from tiers.success import TABLE_FILE
+from tiers.task import MODEL_FILE
+from tiers.train import corpus
+from tiers.train.training import train
 from tiers.train.vectors import PromptVectors
-
-
-def train(examples: list[Example], vectors: PromptVectors | None = None) -> tuple[Weights, SuccessTable]:
-    """Classifier and table over `examples`; the slope is fitted on a fifth that a first classifier has not seen.
-
-    It is that of the complexity by words; the one by vectors is calibrated as well under it (`make bench-routing`).
-    """
-    plain = outcomes.build(examples)
-    by_kind: dict[str, list[float]] = defaultdict(list)
-    for example in examples:
-        by_kind[example.kind].append(difficulty(example, plain))
-    complexity = {kind: fmean(by_kind[kind]) if by_kind[kind] else 0.5 for kind in KINDS}
-    kept = [example for i, example in enumerate(examples) if i % 5]
-    held = [example for i, example in enumerate(examples) if i % 5 == 0 and example.scores]
-    probe = TaskClassifier(fit(kept, plain))
-    table = outcomes.build(examples, complexity)
-    slope = outcomes.fit_slope(table, held, [probe.classify(e.messages) for e in held])
-    return fit(examples, plain, vectors), SuccessTable(table.cells, complexity, slope)
 
 
 def main() -> int:
@@ -53,10 +32,11 @@ def main() -> int:
     weights, table = train(examples, None if options.vectors is None else PromptVectors.load(options.vectors))
     weights.save(options.model)
     table.save(options.table)
+    slopes = table.slopes.values()
     print(
         f"{options.model}: {options.model.stat().st_size / 1024:.0f} KiB, temperature {weights.words.temperature:.2f}"
     )
-    print(f"{options.table}: slope of complexity {table.slope:.2f}")
+    print(f"{options.table}: slopes of complexity {min(slopes):.2f} to {max(slopes):.2f}")
     return 0
 
 

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from tiers import TIERS
 from tiers.success import SuccessTable, mixed
 from tiers.task import KINDS, TaskClassifier, TaskProfile
-from tiers.train import outcomes
+from tiers.train import outcomes, training
 from tiers.train.corpus import Example
-from tiers.train.fit import difficulty, fit
 from tiers.train.vectors import PromptVectors
 
 # Sources of the mix of 14 benchmarks.
@@ -100,15 +99,10 @@ class Trained:
         ]
 
 
-def train(examples: Sequence[Example], slope: float, vectors: PromptVectors | None = None) -> Trained:
-    """As `python -m tiers.train`, with a given slope (fitting it again in each fold would cost a second training)."""
-    plain = outcomes.build(examples)
-    complexity = {}
-    for kind in KINDS:
-        values = [difficulty(example, plain) for example in examples if example.kind == kind]
-        complexity[kind] = fmean(values) if values else 0.5
-    table = SuccessTable(outcomes.build(examples).cells, complexity, slope)
-    return Trained(TaskClassifier(fit(examples, plain, vectors)), table, vectors)
+def train(examples: Sequence[Example], vectors: PromptVectors | None = None) -> Trained:
+    """As `python -m tiers.train`."""
+    weights, table = training.train(examples, vectors)
+    return Trained(TaskClassifier(weights), table, vectors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,27 +134,25 @@ def judged(example: Example, profile: TaskProfile, table: SuccessTable) -> HeldO
     return HeldOut(example, profile, {tier: mixed(by_kind, tier).mean for tier in TIERS})
 
 
-def cross_validate(
-    examples: Sequence[Example], folds: int, slope: float, vectors: PromptVectors | None = None
-) -> list[HeldOut]:
+def cross_validate(examples: Sequence[Example], folds: int, vectors: PromptVectors | None = None) -> list[HeldOut]:
     """Every example judged by a model trained without its fold; folds are by random permutation, fixed seed."""
     fold = np.random.default_rng(7).permutation(len(examples)) % folds
-    return _by_group(examples, [str(f) for f in fold], lambda group: True, slope, vectors)
+    return _by_group(examples, [str(f) for f in fold], lambda group: True, vectors)
 
 
 def leave_out(
-    examples: Sequence[Example], groups: Iterable[str], slope: float, vectors: PromptVectors | None = None
+    examples: Sequence[Example], groups: Iterable[str], vectors: PromptVectors | None = None
 ) -> list[HeldOut]:
     """Every example of the named sources judged by a model that never saw that source."""
     wanted = set(groups)
-    return _by_group(examples, [e.source for e in examples], wanted.__contains__, slope, vectors)
+    return _by_group(examples, [e.source for e in examples], wanted.__contains__, vectors)
 
 
-def leave_tasks_out(examples: Sequence[Example], slope: float, vectors: PromptVectors | None = None) -> list[HeldOut]:
+def leave_tasks_out(examples: Sequence[Example], vectors: PromptVectors | None = None) -> list[HeldOut]:
     """Every query of the mix judged by a model that saw nothing of its task: no prompt, no label, no outcome."""
     found: list[HeldOut] = []
     for task in sorted({KINDS[e.kind] for e in examples if e.source.startswith(MIX)}):
-        model = train([e for e in examples if KINDS[e.kind] != task], slope, vectors)
+        model = train([e for e in examples if KINDS[e.kind] != task], vectors)
         found += model.judge([e for e in examples if KINDS[e.kind] == task and e.source.startswith(MIX)])
     return found
 
@@ -168,7 +160,6 @@ def leave_tasks_out(examples: Sequence[Example], slope: float, vectors: PromptVe
 def learning(
     examples: Sequence[Example],
     labels: Sequence[int],
-    slope: float,
     vectors: PromptVectors | None = None,
     folds: int = 3,
     draws: int = 10,
@@ -182,7 +173,7 @@ def learning(
     fold = np.random.default_rng(8).permutation(len(examples)) % folds
     parts = []
     for number in range(folds):
-        model = train([e for e, f in zip(blind, fold, strict=True) if f != number], slope, vectors)
+        model = train([e for e, f in zip(blind, fold, strict=True) if f != number], vectors)
         seen = [e for e, f in zip(examples, fold, strict=True) if f != number and e.source.startswith(MIX)]
         inside = [e for e, f in zip(examples, fold, strict=True) if f == number and e.source.startswith(MIX)]
         parts.append((model, seen, model.profiles(seen), inside, model.profiles(inside)))
@@ -232,13 +223,12 @@ def _by_group(
     examples: Sequence[Example],
     group_of: Sequence[str],
     wanted: Callable[[str], bool],
-    slope: float,
     vectors: PromptVectors | None,
 ) -> list[HeldOut]:
     found: list[HeldOut] = []
     for group in sorted({g for g in group_of if wanted(g)}):
         inside = [e for e, g in zip(examples, group_of, strict=True) if g == group]
-        model = train([e for e, g in zip(examples, group_of, strict=True) if g != group], slope, vectors)
+        model = train([e for e, g in zip(examples, group_of, strict=True) if g != group], vectors)
         found += model.judge(inside)
     return found
 

@@ -60,6 +60,12 @@ def difficulty(example: Example, table: SuccessTable) -> float:
     return 1.0 - table.kind(example.kind, "medium").mean
 
 
+def held_out(count: int) -> NDArray[np.bool_]:
+    """Which of so many examples `fit` learns nothing from but how sure it may be."""
+    held: NDArray[np.bool_] = np.arange(count) % 10 == 7
+    return held
+
+
 def fit(
     examples: Sequence[Example], table: SuccessTable, vectors: PromptVectors | None = None, regularisation: float = 10.0
 ) -> Weights:
@@ -70,7 +76,7 @@ def fit(
             one. The vectors leave the weights of the words as they are.
     """
     features = [extract(e.messages) for e in examples]
-    held = np.arange(len(examples)) % 10 == 7
+    held = held_out(len(examples))
     matrix = inputs(features)
     words = _linear(matrix, examples, held, table, regularisation)
     vector = None

@@ -7,18 +7,16 @@ say nothing about size).
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from statistics import fmean
 
-from scipy.optimize import brentq, minimize_scalar
+from scipy.optimize import brentq
 
 from tiers import TIERS
 from tiers.beta import logit, lower_bound, sigmoid
 from tiers.success import PRIOR_WEIGHT, Cell, Source, SuccessTable
-from tiers.task import KINDS, TaskProfile
+from tiers.task import KINDS
 from tiers.train.corpus import Example
 
 _QWEN = {
@@ -65,8 +63,11 @@ def reference(source: str) -> dict[str, str]:
     return REFERENCE.get(source) or REFERENCE.get(source.partition("/")[0], {})
 
 
-def build(examples: Sequence[Example], complexity: dict[str, float] | None = None, slope: float = 0.0) -> SuccessTable:
-    """The table over `examples`. A kind without outcomes and without a prior gets the mean of all cells of its tier."""
+def build(examples: Sequence[Example]) -> SuccessTable:
+    """The table over `examples`, in which complexity shifts nothing yet.
+
+    A kind without outcomes and without a prior gets the mean of all cells of its tier.
+    """
     counts: dict[str, dict[str, dict[str, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     for example in examples:
         for tier, model in reference(example.source).items():
@@ -81,7 +82,7 @@ def build(examples: Sequence[Example], complexity: dict[str, float] | None = Non
     means = {tier: fmean(row[tier].p for row in cells.values()) for tier in TIERS}
     for kind in KINDS:
         cells.setdefault(kind, {tier: Cell(means[tier], 0, "prior") for tier in TIERS})
-    return SuccessTable(cells, complexity or dict.fromkeys(KINDS, 0.5), slope)
+    return SuccessTable(cells, dict.fromkeys(KINDS, 0.5), {})
 
 
 def _mean_of(bound: float) -> float:
@@ -130,26 +131,3 @@ def _pool(sources: Iterable[dict[str, Cell]]) -> dict[str, Cell]:
         floor = max(floor, p)
         pooled[tier] = Cell(floor, trials, source)
     return pooled
-
-
-def fit_slope(table: SuccessTable, examples: Sequence[Example], profiles: Sequence[TaskProfile]) -> float:
-    """Slope of the log-odds over complexity by maximum likelihood on outcomes of held-out examples; at most 0.
-
-    Profiles must come from a classifier that has not seen the examples.
-    """
-    measured = [
-        (profile, tier, example.scores[model])
-        for example, profile in zip(examples, profiles, strict=True)
-        for tier, model in reference(example.source).items()
-        if model in example.scores
-    ]
-
-    def loss(slope: float) -> float:
-        shifted = replace(table, slope=slope)
-        return -fmean(
-            won * math.log(p) + (1 - won) * math.log(1 - p)
-            for profile, tier, won in measured
-            for p in [shifted.p_success(profile, tier).mean]
-        )
-
-    return float(minimize_scalar(loss, bounds=(-8.0, 0.0), method="bounded", options={"xatol": 0.05}).x)
