@@ -52,7 +52,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add("--threads", type=integer(1), help="compute threads (default: by cores and CPU quota)")
     add("--device", help="cpu or cuda (default: cuda where there is one)")
     add("--precision", choices=PRECISIONS, default="auto", help="float32 is exact; auto is fastest (default: auto)")
-    add("--no-graphs", action="store_true", help="on a GPU, start decode steps kernel by kernel, not as recorded ones")
+    add("--no-graphs", action="store_true", help="on a GPU, start steps kernel by kernel, not as recorded ones")
     add("--deterministic", action="store_true", help="on a GPU, attention that does not depend on what runs beside it")
     add(
         "--tensor-parallel",
@@ -155,7 +155,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add("--max-loras", type=integer(1), default=4, help="adapters at a time; memory is kept for them (%(default)s)")
     add("--max-lora-rank", type=integer(1), default=16, help="largest rank of an adapter (%(default)s)")
     add("--reload-dir", type=Path, help="folder below which lie weights that may take over while the engine runs")
-    add("--overlap", action="store_true", help="send what a step yielded while the GPU works on the next one")
+    add("--overlap", action="store_true", help="begin each step while the device works on the one before it")
     add("--trace", type=Path, help="write where the time of each step goes to this file, for chrome://tracing")
     add("--temperature", type=number(0, 2), help="where a request names none (default: as the model recommends, or 1)")
     add("--top-p", type=number(0, 1), help="where a request names none (default: as the model recommends, or 1)")

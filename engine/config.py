@@ -68,11 +68,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_wait_ms: float = _BATCHING.max_wait_ms
     reload_dir: str | None = None  # where other weights may come from while the engine runs
     target_tpot_ms: float | None = None  # time per output token that steps are kept short for; None: no matter
-    graphs: bool = True  # on a GPU, record decode steps before the first request
+    graphs: bool = True  # on a GPU, record steps before the first request
     tensor_parallel: int = 1  # processes that share each block
     pipeline_parallel: int = 1  # stages that the blocks are divided into, each of so many processes
     deterministic: bool = False  # on a GPU, a request's attention does not depend on what runs beside it
-    overlap: bool = False  # tell of a step while the device works on the next one
+    overlap: bool = False  # begin each step while the device works on the one before it
     trace_path: str | None = None  # where the time of each step is written to
 
     @property

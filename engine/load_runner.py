@@ -74,7 +74,7 @@ def load_runner(
     `device` None: "cuda" where there is one, else "cpu". `threads`: what `engine.threads.configure` returned.
     `max_num_drafts`: in one step. `draft`: what makes them; it will be loaded next, with as many pages.
     `pooling`: make vectors of texts, or scores, in place of answers. `adapter_values`: numbers in all adapters that
-    will be there at a time, `engine.adapters.targets.adapter_values`; 0: none will. `graphs`: on a GPU, record decode
+    will be there at a time, `engine.adapters.targets.adapter_values`; 0: none will. `graphs`: on a GPU, record
     steps. `deterministic`: on a GPU, attention and packed products that give a row the same result whatever runs beside
     it. `kv_dtype`: of keys and values, "auto" for that of the activations or, on a GPU, "fp8" for half of that.
     `peers`: load this rank's part, as each of them does; the others then follow what rank 0 announces.

@@ -1,9 +1,10 @@
 """Where the time of each step goes, as a trace that Chrome (chrome://tracing) and Perfetto open.
 
 A step is cut into phases that follow each other: `queue` (what runs next), `prepare` (arrays for the device), `forward`
-(the model), `meanwhile` (what is done while a GPU works), `sample` (tokens from logits), `post` (what the scheduler and
-the clients are told). Whoever begins a phase says so in one line, and the phase before it ends. On a GPU `forward` is
-the time to start the kernels; `sample` waits for them. Without a file a phase costs a comparison.
+(the model), `meanwhile` (what is done while a GPU works), `sample` (tokens from logits), `wait` (for the results),
+`post` (what the scheduler and the clients are told). Whoever begins a phase says so in one line, which ends the phase
+before. On a GPU `forward` and `sample` are the times to start the kernels. Where each step begins before the one before
+it is over, a step here is a turn: it prepares one and waits for the other. Without a file a phase costs a comparison.
 """
 
 from __future__ import annotations

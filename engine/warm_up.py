@@ -97,11 +97,11 @@ def rehearse(runner: ModelRunner) -> None:
 
 
 def try_to_record(runner: ModelRunner, recorder: Recorder) -> None:
-    """Record decode steps; where that fails, they run kernel by kernel, and the log says so."""
+    """Record steps; where that fails, they run kernel by kernel, and the log says so."""
     try:
         runner.record(recorder)
     except RuntimeError as error:
-        logger.warning("decode steps cannot be recorded, they will start kernel by kernel: %s", error)
+        logger.warning("steps cannot be recorded, they will start kernel by kernel: %s", error)
 
 
 def _clean(runner: ModelRunner, pages: Sequence[int]) -> None:

@@ -63,7 +63,7 @@ def test_a_runner_tells_of_its_phases(tmp_path: Path) -> None:
     finally:
         trace.stop()
     names = [event["name"] for event in events(tmp_path / "trace.json")]
-    assert names == ["prepare", "forward", "meanwhile", "sample", "step"]
+    assert names == ["prepare", "forward", "meanwhile", "sample", "wait", "step"]
 
 
 def test_a_served_engine_writes_its_steps(tmp_path: Path, smollm2_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_served_engine_writes_its_steps(tmp_path: Path, smollm2_path: Path) ->
     assert server.stop() == 0
     steps = [event for event in events(path) if event["name"] == "step"]
     assert [step["args"]["tokens"] for step in steps][1:5] == [1] * 4
-    names = {"queue", "prepare", "forward", "meanwhile", "sample", "post", "step"}
+    names = {"queue", "prepare", "forward", "meanwhile", "sample", "wait", "post", "step"}
     assert {event["name"] for event in events(path)} == names
 
 
