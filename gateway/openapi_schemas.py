@@ -46,6 +46,11 @@ _TURNS: list[Json] = [
         "required": ["content", "tool_call_id"],
     },
 ]
+# Nothing is generated only where the prompt is given back.
+_SOME_TOKENS: list[Json] = [
+    {"properties": {"max_tokens": {"not": {"const": 0}}}},
+    {"properties": {"echo": {"const": True}}, "required": ["echo"]},
+]
 # Bounds of fields by the name of their request, beside ranges and numbers of elements.
 _BOUNDS: Mapping[str, Mapping[str, Json]] = {
     "ChatRequest": {
@@ -104,6 +109,7 @@ def components() -> dict[str, Json]:
         for field, bounds in bounded.items():
             _bound(found[name], field, bounds)
     found["Message"]["anyOf"] = _TURNS
+    found["CompletionRequest"]["anyOf"] = _SOME_TOKENS
     messages = found["MessagesRequest"]
     found["CountTokensRequest"] = {**messages, "title": "CountTokensRequest"}
     found["MessagesRequest"] = {
