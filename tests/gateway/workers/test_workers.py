@@ -34,12 +34,14 @@ async def balance(redis: RedisServer, key_id: str) -> tuple[int, int]:
 async def test_parallel_requests_are_counted_over_all_workers(gateways: Several, upstream: MockUpstream) -> None:
     """Exactly n of 10 n at once; and those that were refused pass when the others have ended."""
     key = await gateways.key("parallel", parallel=6)
-    upstream.override = "answer,delay_ms=8000"
-    first = [asyncio.create_task(gateways.chat(key)) for _ in range(60)]
+    upstream.override = "answer,held=1"
+    first = [asyncio.create_task(gateways.chat(key, stream=True)) for _ in range(60)]
     await until(lambda: sum(task.done() for task in first) == 54, "all but six to be refused")
     assert {task.result().status_code for task in first if task.done()} == {429}
     upstream.override = None
+    upstream.release.set()
     answers = await asyncio.gather(*first)
+    upstream.release.clear()
     assert Counter(answer.status_code for answer in answers) == {200: 6, 429: 54}
     assert Counter(answer.status_code for answer in await asyncio.gather(*(gateways.chat(key) for _ in range(3)))) == {
         200: 3
