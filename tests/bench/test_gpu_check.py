@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,14 @@ from engine.models.tensors import NetworkTensors
 from engine.quant.matrix import AFFINE_BITS
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _quickly() -> None:
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        from tests.engine.interpreter import patch_once_a_launch
+
+        patch_once_a_launch()
 
 
 @pytest.mark.parametrize("part", ["attention", *SHAPES])
