@@ -1,11 +1,12 @@
 """Warnings about policies that need more than the policies: the platform file, its prices, and what traffic cost.
 
-Limits that can never bind, budgets that nothing is charged to, confidence that no model can tell, and budgets that a
-day's traffic, or a month's at its rate, would spend.
+Limits that can never bind, budgets that nothing is charged to, confidence that no model can tell, larger tiers that
+cost less than smaller ones, and budgets that a day's traffic, or a month's at its rate, would spend.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -33,7 +34,8 @@ Traffic = Mapping[str, Sequence[tuple[int, int]]]
 
 
 def settings_advice(policies: Iterable[Policy], settings: Settings) -> list[Problem]:
-    """Limits that never bind, budgets that nothing is charged to, and confidence that no model can tell."""
+    """Limits that never bind, budgets that nothing is charged to, confidence that no model can tell, and tiers that
+    `tier: auto` passes over although they cost less."""
     book: PriceBook | None = None  # made where a budget asks for it: it warns of models without a price
     longest = max((m.context_length for m in settings.models.values() if m.kind == "chat"), default=0)
     reporting = {name: model.tier for name, model in settings.models.items() if reports_logprobs(settings, name)}
@@ -53,6 +55,13 @@ def settings_advice(policies: Iterable[Policy], settings: Settings) -> list[Prob
                 f" {each * longest:,}."
             )
             found.append(_warning(document, ("limits", "tokens_per_minute"), text))
+        for rule in policy.rules:
+            if rule.route.tier == "auto":
+                book = book or PriceBook(settings)
+                found += [
+                    _warning(document, ("routes", rule.index, "tier"), text) for text in _bargains(book, settings)
+                ]
+                break
         if policy.budget is None:
             continue
         book, models = book or PriceBook(settings), _models(policy, settings)
@@ -113,6 +122,20 @@ def _models(policy: Policy, settings: Settings) -> set[str]:
     if tiers.difference(policy.served):  # what has no model falls back to any other
         tiers |= set(policy.served)
     return names.union(*(settings.tier_models(tier) for tier in tiers)) & settings.models.keys()
+
+
+def _bargains(book: PriceBook, settings: Settings) -> list[str]:
+    """Tiers whose first model costs no more than that of the next smaller one, and for input or output less."""
+    served = [(tier, book.price_for(settings.tier_models(tier)[0])) for tier in settings.tiers_served()]
+    priced = [(tier, price.rates(0)) for tier, price in served if price.source != "unpriced"]
+    return [
+        f"'auto' takes the smallest tier that is good enough, and '{larger}' costs less here than '{smaller}': give"
+        f" '{smaller}' a cheaper model, or say in a rule where '{larger}' is to be taken."
+        for (smaller, dear), (larger, cheap) in itertools.pairwise(priced)
+        if cheap.input <= dear.input
+        and cheap.output <= dear.output
+        and (cheap.input, cheap.output) != (dear.input, dear.output)
+    ]
 
 
 def _free(book: PriceBook, model: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from gateway.policy_advice import DAY_MS, read_traffic, settings_advice, traffic
 from gateway.settings import Settings
 from gateway.settings import load as load_settings
 from policies.load import Policy, load_file
+from tests.gateway.commands import tierline
 from tests.policies.policy_files import policy
 
 TIERLINE_YAML = """\
@@ -116,3 +118,43 @@ async def test_budgets_against_traffic(database: Database, tmp_path: Path) -> No
         found = traffic_advice([made(tmp_path, f"budget: {{monthly_usd: {usd}}}\n")], traffic)
         assert [words in one.message and one.line == 4 for one in found] == ([True] if words else [])
     assert traffic_advice([made(tmp_path, "")], traffic) == []
+
+
+def test_a_larger_tier_that_costs_less_is_named_where_auto_would_pass_it_over(tmp_path: Path) -> None:
+    prices = {"small": ("1", "2"), "large": ("1", "1.5"), "xlarge": ("3", "3")}
+    models = "".join(
+        f"  {tier}: {{tier: {tier}, backend: b, price: {{version: t, input_usd_per_million: '{fresh}',"
+        f" output_usd_per_million: '{output}'}}}}\n"
+        for tier, (fresh, output) in prices.items()
+    )
+    backend = "backends: {b: {base_urls: ['http://127.0.0.1:1/v1']}}\n"
+    (tmp_path / "tierline.yaml").write_text(
+        f"version: 1\nmodels:\n{models}  free: {{tier: medium, backend: b}}\n{backend}"
+    )
+    (tmp_path / "policies").mkdir()
+    settings = load_settings(tmp_path / "tierline.yaml")
+    (found,) = settings_advice([made(tmp_path, "default: small\nroutes:\n  - tier: auto\n")], settings)
+    assert found.severity == "warning"
+    assert "'large' costs less here than 'small'" in found.message
+    assert settings_advice([made(tmp_path, "default: small\nroutes:\n  - tier: small\n")], settings) == []
+
+
+async def test_the_check_asks_a_ledger_that_is_at_hand_by_itself(tmp_path: Path, settings: Settings) -> None:
+    (tmp_path / "policies" / "p.yaml").write_text(policy("p", "budget: {monthly_usd: 3}\n"))
+    words = ("policy", "check", "--config", str(tmp_path / "tierline.yaml"))
+    file = settings.storage.data_dir / "tierline.db"
+    assert "day's traffic" not in (await asyncio.to_thread(tierline, *words)).stdout
+    assert not file.exists(), "none is made for it"
+    database = await Database.open(settings.database_url())
+    yesterday = now_ms() - DAY_MS
+    spent = LedgerRow(attempt_id=new_id(), request_id=new_id(), attempt=1, ts_ms=yesterday, policy="p")
+    spent.cost_nanousd = 4 * 10**9
+    await database.insert_rows([spent])
+    await database.close()
+    found = await asyncio.to_thread(tierline, *words)
+    assert "lower than a day's traffic: the dearest day of the last 28 cost $4.00" in found.stdout
+    assert "day's traffic" not in (await asyncio.to_thread(tierline, *words, "--without-traffic")).stdout
+    file.write_bytes(b"no database at all" * 1000)
+    broken = await asyncio.to_thread(tierline, *words)
+    assert broken.stdout.splitlines() == [line for line in found.stdout.splitlines() if "day's traffic" not in line]
+    assert broken.returncode == found.returncode
