@@ -222,7 +222,9 @@ class EngineSettings(Strict):
     )
     lora: dict[ModelName, str] = Field({}, description="Folders of PEFT adapters by the names they are served under.")
     lora_dir: str | None = Field(None, description="Below it lie adapters that may be loaded while the engine runs.")
-    max_loras: int = Field(4, ge=1, description="Adapters at a time; memory is kept for so many.")
+    max_loras: int = Field(
+        4, ge=1, description="Adapters at a time; memory is kept for so many, and with lora_dir for one more."
+    )
     max_lora_rank: int = Field(16, ge=1, description="The largest rank of an adapter.")
     tool_parser: ToolParser = Field("auto", description="Form of tool calls; auto: by the model's chat template.")
     reasoning_parser: Literal["auto", "none", "think", "harmony"] = Field(
