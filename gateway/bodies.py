@@ -21,7 +21,7 @@ FREE_BYTES: Final = 64 * 1024
 PATIENCE_S: Final = 5.0
 _RETRY: Final = {"retry-after": str(round(PATIENCE_S))}
 # Options of mallopt, from malloc.h.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 
 
 class Bodies:
@@ -136,9 +136,11 @@ def give_memory_back() -> None:
     """Have the memory of large bodies go back to the system as soon as they are freed.
 
     glibc learns from the first large block that is freed to keep such blocks for later, and then keeps all that were
-    ever there at once. With thresholds that are set it learns nothing. Other C libraries do not do that.
+    ever there at once. With thresholds that are set it learns nothing. It would give each thread an arena of its own as
+    well: for threads that take turns, one is enough. Other C libraries do neither.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, 1024 * 1024)
         mallopt(_M_TRIM_THRESHOLD, 16 * 1024 * 1024)
+        mallopt(_M_ARENA_MAX, 1)

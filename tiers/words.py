@@ -31,7 +31,7 @@ class WordVectors:
     def __init__(self, words: Sequence[str], vectors: NDArray[np.int8], scale: float) -> None:
         self._row = {word: row for row, word in enumerate(words)}
         self._weight = (_SMOOTH / (_SMOOTH + 1 / np.arange(1, len(words) + 1))).astype(np.float32)
-        self._vectors = vectors * np.float32(scale)
+        self._vectors, self._scale = vectors, np.float32(scale)  # few rows are wanted at a time, so they stay small
 
     @classmethod
     def load(cls, path: Path = WORDS_FILE) -> WordVectors:
@@ -52,11 +52,15 @@ class WordVectors:
         rows = [row for word in features.words if (row := self._row.get(word)) is not None]
         if rows:
             weight = self._weight[rows]
-            found[:SIZE] = weight @ self._vectors[rows] / weight.sum()
+            found[:SIZE] = weight @ self._rows(rows) / weight.sum()
         first = [row for term in features.terms if term[0] == "^" and (row := self._row.get(term[1:])) is not None]
         if first:
-            found[SIZE:] = self._vectors[first].sum(axis=0) / len(first)
+            found[SIZE:] = self._rows(first).sum(axis=0) / len(first)
         return found
+
+    def _rows(self, rows: Sequence[int]) -> NDArray[np.float32]:
+        """The vectors [n, SIZE] of these rows."""
+        return self._vectors[rows] * self._scale
 
 
 @lru_cache(maxsize=1)

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import msgspec
 from sqlalchemy import select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
 from gateway.files.store import reason
@@ -147,5 +146,4 @@ class Results:
                 msgspec.structs.asdict(result) for result in results if result.batch_id in taking
             ]
             if rows:
-                insert = postgresql.insert if self._database.dialect == "postgresql" else sqlite.insert
-                await connection.execute(insert(batch_results).on_conflict_do_nothing(), rows)
+                await connection.execute(self._database.insert(batch_results).on_conflict_do_nothing(), rows)

@@ -14,17 +14,20 @@ import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, suppress
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import msgspec
 from sqlalchemy import Connection, Insert, Table, event, text
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from gateway.ledger.rows import Decision, LedgerRow, Note
 from gateway.ledger.schema import HEAD, decisions, ledger, notes
+
+if TYPE_CHECKING:
+    from sqlalchemy.dialects import postgresql
 
 logger = logging.getLogger("tierline.ledger")
 
@@ -170,8 +173,15 @@ class Database:
 
     def insert_if_absent(self, table: Table, **values: Any) -> Insert:
         """A statement that does nothing when the row, by any unique constraint, is there."""
-        insert = postgresql.insert if self.dialect == "postgresql" else sqlite.insert
-        return insert(table).values(**values).on_conflict_do_nothing()
+        return self.insert(table).values(**values).on_conflict_do_nothing()
+
+    def insert(self, table: Table) -> postgresql.Insert | sqlite.Insert:
+        """A statement that can say what becomes of a row that is there."""
+        if self.dialect != "postgresql":
+            return sqlite.insert(table)
+        from sqlalchemy.dialects import postgresql  # two megabytes, of which a gateway on SQLite needs nothing
+
+        return postgresql.insert(table)
 
     async def _insert(
         self,

@@ -7,11 +7,10 @@ holds over all processes and replicas that share the database.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 from sqlalchemy import case, delete, func, select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.ledger.database import Database
@@ -98,7 +97,7 @@ async def _add(database: Database, connection: AsyncConnection, found: Sequence[
         for at, (wins, losses) in sorted(sums.items())  # two processes lock rows in the same order
     ]
     for some in _chunks(rows):
-        insert = _insert(database, outcomes).values(some)
+        insert = database.insert(outcomes).values(some)
         grown = {name: outcomes.c[name] + insert.excluded[name] for name in ("wins", "losses")}
         await connection.execute(insert.on_conflict_do_update(index_elements=["day", *names], set_=grown))
     return added
@@ -115,7 +114,7 @@ async def _allowed(
     rows = [{"day": day, "source": s, "key_id": k, "given": wanted[s, k]} for s, k in sorted(wanted)]
     allowed: dict[tuple[str, str], int] = {}
     for some in _chunks(rows):
-        insert = _insert(database, outcome_shares).values(some)
+        insert = database.insert(outcome_shares).values(some)
         taken = insert.on_conflict_do_update(
             index_elements=["day", "source", "key_id"],
             set_={"given": outcome_shares.c.given + insert.excluded.given},
@@ -124,10 +123,6 @@ async def _allowed(
             before = given - wanted[source, key_id]
             allowed[source, key_id] = max(0, min(given, MOST_OF_A_KEY) - before)
     return allowed
-
-
-def _insert(database: Database, table: Any) -> Any:
-    return (postgresql.insert if database.dialect == "postgresql" else sqlite.insert)(table)
 
 
 def _chunks(rows: list[_T]) -> Iterator[list[_T]]:

@@ -81,6 +81,18 @@ print([name for name in heavy if name in sys.modules])
         assert f" {command} " in done.stdout
 
 
+def test_a_gateway_process_loads_no_library_that_it_does_not_use() -> None:
+    """Each of these takes megabytes of a worker: traces go nowhere, the database is a file and has its form."""
+    code = """
+import sys
+import gateway.__main__
+unused = ("opentelemetry", "alembic", "sqlalchemy.dialects.postgresql", "redis", "rich", "typer", "jsonschema", "torch")
+print([name for name in unused if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "word"),
     [
