@@ -6,6 +6,8 @@ import dataclasses
 import hashlib
 import os
 import shutil
+import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -92,3 +94,21 @@ def test_doctor_looks_into_files_of_your_own(tmp_path: Path) -> None:
         source.write_bytes(content)
         finding = model_finding(by_path, "weights.gguf")
         assert (finding.status, words in finding.message) == ("fail", True)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "arguments", "said"),
+    [
+        ("/home/me/.pyenv/versions/3.11.7", "'--prefix=/home/me/.pyenv/versions/3.11.7' '--enable-shared'", True),
+        ("/opt/python", "'--enable-optimizations' '--with-lto'", False),
+        ("/usr", "'--enable-shared' '--prefix=/usr'", False),  # Debian's, which is optimised without saying so
+    ],
+)
+def test_a_python_without_optimisation_is_named(
+    monkeypatch: pytest.MonkeyPatch, prefix: str, arguments: str, said: bool
+) -> None:
+    monkeypatch.setattr(sys, "base_prefix", prefix)
+    monkeypatch.setattr(sysconfig, "get_config_var", lambda name: arguments)
+    found = doctor._python()
+    assert found.status == "ok"
+    assert ("built without optimisation" in found.message) is said
