@@ -26,7 +26,7 @@ from engine.sampler import Drawn
 from engine.sampling.prompt import PromptScores
 from engine.spec.verify import collapse, expand
 from engine.trace import trace
-from engine.types import RowResult, StepPlan, StepRow, TokenLogprob
+from engine.types import RowResult, StepPlan, StepRow, TokenLogprob, nothing
 
 if TYPE_CHECKING:
     from engine.runner import ModelRunner
@@ -166,9 +166,7 @@ def _in_pieces(runner: ModelRunner, plan: StepPlan, error: EngineMemoryError) ->
     half = len(plan.rows) // 2
     results: list[RowResult] = []
     for rows in (plan.rows[:half], plan.rows[half:]):
-        piece = StepPlan(rows, copies=plan.copies)
-        results += execute(runner, piece, lambda: None)
-        plan.copies = piece.copies  # those that have not been made
+        results += execute(runner, StepPlan(rows, copies=plan.copies), nothing)  # copied once, by whoever can first
     return results
 
 

@@ -75,6 +75,8 @@ class ModelRunner:
         self.pooler = pooler
         self.reader: StateReader | None = None
         self.drawn = LastDrawn()
+        # What was copied for a step that may have to be run again: by then its sources may have been written to.
+        self._copied: list[tuple[int, int]] | None = None
         self._inputs = StepInputs(config, staged=config.device.type == "cuda")
         self._graphs: DecodeGraphs | None = None
         self._pieces: PiecewiseGraphs | None = None
@@ -110,7 +112,9 @@ class ModelRunner:
         itself has an error. Raises ValueError for a plan that breaks the contract (positions past `max_model_len`, a
         short block table, decode rows not first).
         """
-        return execute(self, plan, meanwhile)
+        results = execute(self, plan, meanwhile)
+        self._copied = None
+        return results
 
     def launch(self, plan: StepPlan) -> ModelFlight:
         """As `begin`, for a step whose tokens the next one may await; see `engine.types.AheadRunner`."""
@@ -135,9 +139,9 @@ class ModelRunner:
         token_ids = np.concatenate([np.asarray(row.token_ids, dtype=np.int64) for row in rows])
         awaited = self._awaited(rows, token_ids)
         faults = self._token_faults(token_ids, geometry) | self.adapters.begin(rows, geometry.query_starts)
-        if plan.copies:
+        if plan.copies and plan.copies is not self._copied:
             self.copy_pages(plan.copies)
-            plan.copies = []  # should the step be run again, their sources may have been written to
+            self._copied = plan.copies
         trace.phase("forward")
         if self.pooler is not None:
             pooled = self.pooler.wanted(rows, geometry.query_starts)

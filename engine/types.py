@@ -146,8 +146,7 @@ class StepPlan:
     rows: list[StepRow]
     # Requests that ended since the last plan: whatever the runner keeps for them can go.
     finished: list[int] = field(default_factory=list)
-    # Pages to copy before the step, all layers of them: from, to. No page is in both columns. A runner that has copied
-    # them may empty the list, so that a step can be run again.
+    # Pages to copy before the step, all layers of them: from, to. No page is in both columns.
     copies: list[tuple[int, int]] = field(default_factory=list)
 
     @property
