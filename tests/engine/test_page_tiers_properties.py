@@ -92,6 +92,13 @@ class SharedHistory(RuleBasedStateMachine):
             if fault == "step":
                 self.gone |= running - set(engine.scheduler._requests)
 
+    @rule(which=st.integers(0, 1), place=st.integers(0, 3))
+    def preempt(self, which, place):
+        """Its pages may come back from elsewhere, be late, or be here still."""
+        scheduler = self.engines[which].scheduler
+        for victim in scheduler._running[place : place + 1]:
+            scheduler._preempt(victim)
+
     @rule(which=st.integers(0, 1), fault=st.sampled_from(_FAULTS), hangs=st.booleans())
     def trouble(self, which, fault, hangs):
         store = self.engines[which].shared.store
@@ -148,7 +155,9 @@ class SharedHistory(RuleBasedStateMachine):
                     left -= waiting
                 if not engine.scheduler.has_work:
                     break
-                engine.step()
+                if not engine.step():  # all of it waits for pages
+                    self.something_arrives(self.engines.index(engine))
+                    self.clock.now += 1.0
             assert not engine.scheduler.has_work
             assert len(engine.tiers) == 0
             assert engine.cache.pool.num_used == 0
