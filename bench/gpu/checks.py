@@ -80,7 +80,7 @@ def compiled(device: torch.device, *, dry: bool) -> list[Figure]:
     vocabulary = shape.spec.vocab_size
     for plan in (prefill_plan(40, vocabulary), decode_plan([41], vocabulary)):
         _results(runner, plan)
-    runner.record(_recorder(device))
+    runner.record(_recorder(device), most_tokens=16 if dry else MOST_TOKENS)
     monitor.mark_warm()
     decodes = ([5], [2, 9, 33]) if dry else ([500], [3, 100, 17, 16], [400] * 8, [1, 2, 3, 511, 5])
     plans = [decode_plan(lengths, vocabulary) for lengths in decodes]
