@@ -43,9 +43,7 @@ def quantize(given: argparse.Namespace) -> dict[str, object]:
         raise ValueError(f"{given.out} exists already: give another --out, or remove it")
     if given.samples < 1 or given.length < 32:
         raise ValueError("--samples must be at least 1 and --length at least 32")
-    threads.configure(None)  # before torch is loaded
     from engine.loader.source import open_model
-    from engine.quantize.model import quantize_folder
     from engine.quantize.texts import bundled_text, token_rows
     from engine.text.tokenizer import Tokenizer
 
@@ -53,6 +51,11 @@ def quantize(given: argparse.Namespace) -> dict[str, object]:
     text = given.calibration.read_text(encoding="utf-8") if given.calibration else bundled_text()
     length = min(given.length, model.spec.max_position)
     calibration, held_out = token_rows(text, Tokenizer(model.info), length, given.samples)
+    threads.configure(None)
+    import torch  # takes seconds: what has been wrong until here is said at once
+
+    from engine.quantize.model import quantize_folder
+
     given.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=given.out.parent, prefix=f".{given.out.name}-") as unfinished:
         work = Path(unfinished) / "model"
@@ -63,12 +66,12 @@ def quantize(given: argparse.Namespace) -> dict[str, object]:
                 model.tensors(),
                 method=given.method,
                 group_size=given.group_size,
-                calibration=calibration,
-                held_out=held_out,
+                calibration=torch.tensor(calibration),
+                held_out=torch.tensor(held_out),
                 report=report,
             )
         work.rename(given.out)
-    measured = {"calibration_tokens": calibration.numel(), "held_out_tokens": held_out.numel()}
+    measured = {"calibration_tokens": length * len(calibration), "held_out_tokens": length * len(held_out)}
     return {"out": str(given.out), "method": given.method, "group_size": given.group_size} | measured | asdict(outcome)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from engine.text.tokenizer import Tokenizer
 
 # Of the file's rows, one in so many is held out.
@@ -17,8 +15,8 @@ def bundled_text() -> str:
     return (Path(__file__).parent / "calibration.txt").read_text(encoding="utf-8")
 
 
-def token_rows(text: str, tokenizer: Tokenizer, length: int, most: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """At most `most` rows to calibrate on, and those held out between them: int64 `[rows, length]`.
+def token_rows(text: str, tokenizer: Tokenizer, length: int, most: int) -> tuple[list[list[int]], list[list[int]]]:
+    """At most `most` rows of `length` tokens to calibrate on, and those held out between them.
 
     Every row begins as the model wants a text to begin. Raises ValueError for a text too short for one row of each.
     """
@@ -32,4 +30,4 @@ def token_rows(text: str, tokenizer: Tokenizer, length: int, most: int) -> tuple
         raise ValueError(
             f"the calibration text has {len(token_ids):,} tokens: {_HELD_OUT_EVERY} rows of {length} are the least"
         )
-    return torch.tensor(calibration[:most]), torch.tensor(held_out[: max(1, most // 4)])
+    return calibration[:most], held_out[: max(1, most // 4)]

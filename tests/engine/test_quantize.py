@@ -197,7 +197,7 @@ def test_the_small_model_stays_itself(tmp_path: Path, smollm2_path: Path, method
     folder, opened = tmp_path / "folder", open_model(smollm2_path)
     theirs = in_floats(opened)
     theirs.save_pretrained(folder)
-    calibration, held_out = token_rows(bundled_text(), Tokenizer(opened.info), 256, 24)
+    calibration, held_out = map(torch.tensor, token_rows(bundled_text(), Tokenizer(opened.info), 256, 24))
     outcome = quantize_folder(
         folder,
         tmp_path / "out",
