@@ -52,4 +52,9 @@ void tl_paged_attention(const attention_args *args, int type);
 void tl_kv_write(const void *k, const void *v, long k_stride, long v_stride, void *k_cache, void *v_cache,
                  const int64_t *slots, long tokens, long kv_bytes);
 
+/* cpu_draw.c. scaled: [rows, vocab], at most 0, minus infinity for what is not to be drawn; uniform: [rows], in [0, 1);
+ * top_k: 0 is off; top_p: 1 is off. tokens: [rows], -1 where there was no memory. */
+void tl_draw(const float *scaled, const double *uniform, const double *top_p, const int64_t *top_k, int64_t *tokens,
+             long rows, long vocab);
+
 #endif

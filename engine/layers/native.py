@@ -26,7 +26,7 @@ from engine.models.spec import Activation
 logger = logging.getLogger(__name__)
 
 _SOURCE_DIR = Path(__file__).parent.parent / "kernels"
-_SOURCES = ("cpu_attention.c", "cpu_block.c", "cpu_decoder.c", "cpu_linear.c", "cpu_pool.c")
+_SOURCES = ("cpu_attention.c", "cpu_block.c", "cpu_decoder.c", "cpu_draw.c", "cpu_linear.c", "cpu_pool.c")
 _HEADERS = ("cpu_common.h", "cpu_kernels.h", "cpu_pool.h")
 # Read with this module, not when the compiler runs: Python and C must agree on every argument, and a process may have
 # run for long, its package replaced under it, before it builds. Also, what is hashed must be what is compiled.
@@ -58,6 +58,7 @@ _SIGNATURES: dict[str, tuple[type[ctypes._SimpleCData[int]] | None, tuple[type, 
         None,
         (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG, _INT, _INT, _INT),
     ),
+    "tl_draw": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _LONG, _LONG)),
     "tl_blocks": (None, (_POINTER, _LONG)),
     "tl_x_block_bytes": (_LONG, ()),
     "tl_set_threads": (_INT, (_INT,)),

@@ -1,11 +1,17 @@
-"""From distributions to tokens: the likeliest, or the one at which a uniform number in [0, 1) falls."""
+"""From distributions to tokens: the likeliest, or the one at which a uniform number in [0, 1) falls.
+
+On a CPU a compiled kernel draws (`engine/kernels/cpu_draw.c`), which sorts next to nothing, or else torch. Both
+draw the same token, up to where the number falls within a rounding error of the border between two.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
+from engine.layers import native
 from engine.sampling.truncate import truncates
 from engine.types import SamplingParams
 
@@ -21,7 +27,26 @@ def likeliest(logits: torch.Tensor) -> torch.Tensor:
 
 
 def draw(scaled: torch.Tensor, params: Sequence[SamplingParams], uniform: torch.Tensor) -> torch.Tensor:
-    """Sampled tokens, int64 `[rows]`. scaled: from `truncate.scale`; uniform: float64 `[rows, 1]`."""
+    """Sampled tokens, int64 `[rows]`. scaled: from `truncate.scale`; uniform: float64 `[rows, 1]`.
+
+    Raises MemoryError where there is no memory for it."""
+    library = native.library() if scaled.device.type == "cpu" else None
+    if library is None:
+        return draw_by_torch(scaled, params, uniform)
+    scaled, uniform = scaled.contiguous(), uniform.contiguous()
+    rows, vocab = scaled.shape
+    top_p = np.array([p.top_p for p in params], dtype=np.float64)
+    top_k = np.array([p.top_k for p in params], dtype=np.int64)
+    tokens = torch.empty(rows, dtype=torch.int64)
+    pointers = (scaled.data_ptr(), uniform.data_ptr(), top_p.ctypes.data, top_k.ctypes.data, tokens.data_ptr())
+    library.tl_draw(*pointers, rows, vocab)
+    if (tokens < 0).any():
+        raise MemoryError(f"no memory to draw from {vocab} tokens")
+    return tokens
+
+
+def draw_by_torch(scaled: torch.Tensor, params: Sequence[SamplingParams], uniform: torch.Tensor) -> torch.Tensor:
+    """`draw` on any device."""
     tokens = torch.empty(len(params), dtype=torch.int64, device=scaled.device)
     plain = [i for i, p in enumerate(params) if not truncates(p)]
     if plain:
