@@ -114,14 +114,14 @@ def _run_here(part: str, folder: Path, *, dry: bool) -> None:
 
 
 def _work_of(part: str, folder: Path) -> Callable[..., list[Figure]]:
-    from bench.gpu import checks, kernels, models
+    from bench.gpu import checks, kernels, models, parity
     from bench.gpu.card import Card
 
     simple: dict[str, Callable[..., list[Figure]]] = {
         "card": partial(_measure_card, folder),
         "recorded": checks.recorded,
         "compiled": checks.compiled,
-        "parity": checks.parity,
+        "parity": parity.parity,
         "transformers": models.transformers_generate,
     }
     if part in simple:

@@ -1,12 +1,8 @@
-"""Is it right on this card? Kernels against references, recorded steps against eager ones, compilations counted."""
+"""Is it right on this card? Recorded steps against eager ones, and compilations counted. Kernels: `parity.py`."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -19,28 +15,12 @@ from engine.piecewise import MOST_TOKENS
 from engine.runner import ModelRunner
 from engine.types import RowResult, StepPlan
 
-_ROOT = Path(__file__).resolve().parents[2]
-# Those that need no tools besides pytest, and interpret or run kernels: not those that compile for other cards.
-_LEFT_OUT = {"test_kernel_gpu.py", "test_kernel_compile.py"}
 # bfloat16 sums in another order: natural logarithms of the same token's probability.
 _CLOSE = 0.05
 
 
 class CheckFailed(Exception):
     """Something is not right on this card."""
-
-
-def parity(device: torch.device, *, dry: bool) -> list[Figure]:
-    """The kernels' own tests, on the device. `dry`: they are found and can be imported, no more."""
-    files = sorted(path for path in (_ROOT / "tests/engine").glob("test_kernel_*.py") if path.name not in _LEFT_OUT)
-    options = ["--noconftest", "-q", "-x", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib"]
-    options += ["--collect-only"] if dry else []
-    env = os.environ | {"TRITON_INTERPRET": "0" if device.type == "cuda" else "1"}
-    command = [sys.executable, "-m", "pytest", *options, *map(str, files)]
-    run = subprocess.run(command, cwd=_ROOT, env=env, capture_output=True, text=True, check=False)
-    if run.returncode:
-        raise CheckFailed(f"kernel tests failed:\n{run.stdout[-6000:]}{run.stderr[-2000:]}")
-    return [Figure("kernel_test_files", str(device), "passed", len(files))]
 
 
 def recorded(device: torch.device, *, dry: bool) -> list[Figure]:

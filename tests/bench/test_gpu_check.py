@@ -15,6 +15,7 @@ import torch
 from bench.gpu.__main__ import _run_here as run_part
 from bench.gpu.__main__ import main
 from bench.gpu.figures import Figure
+from bench.gpu.parity import run_files
 from bench.gpu.shapes import SHAPES, RandomTensors, tiny
 from engine.models.tensors import NetworkTensors
 from engine.quant.matrix import AFFINE_BITS
@@ -53,6 +54,26 @@ def test_parts_out_of_time_are_named_and_fail_the_check(capsys: pytest.CaptureFi
 def test_without_a_gpu_the_check_says_how_to_rehearse(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "--dry-run" in capsys.readouterr().err
+
+
+def test_tests_that_fail_hang_or_break_are_named_and_the_others_counted(tmp_path: Path) -> None:
+    texts = {
+        "good": "def test_a(): pass\ndef test_b(): pass",
+        "bad": "def test_a(): pass\ndef test_b(): assert 1 == 2",
+        "broken": "import nothing_of_this_name",
+    }
+    files = [tmp_path / f"test_{name}.py" for name in texts]
+    for file, text in zip(files, texts.values(), strict=True):
+        file.write_text(text)
+    good, bad, broken = run_files(files, ["-v", "-p", "no:cacheprovider"], interpreted=True, seconds=600)
+    assert (good.passed, good.problem) == (2, None)
+    assert bad.passed == 1
+    assert bad.problem is not None
+    assert "test_bad.py::test_b" in bad.problem
+    assert broken.problem is not None
+    assert "test_broken.py" in broken.problem
+    (late,) = run_files(files[:1], [], interpreted=True, seconds=0)
+    assert (late.returncode, late.problem) == (None, "test_good.py: 0 passed, not done in time")
 
 
 @pytest.mark.slow
