@@ -101,7 +101,8 @@ def configuration(upstreams: Mapping[str, MockUpstream], models: Mapping[str, An
 
 
 class _PromptServer(Server):
-    """Sees within 5 ms that it is to stop, not within 100: thousands of tests wait for that."""
+    """Sees within 5 ms that it is to stop, not within 100, and does not wait a second for what may still come on
+    connections that clients keep open: thousands of tests wait for that."""
 
     async def main_loop(self) -> None:
         turns = 0
@@ -110,6 +111,9 @@ class _PromptServer(Server):
             for _ in range(20):
                 if not self.should_exit:
                     await asyncio.sleep(0.005)
+
+    def _drained(self, grace_is_over: bool) -> bool:
+        return super()._drained(True)
 
 
 @asynccontextmanager
