@@ -7,14 +7,16 @@ next token, in the order in which the files have their part:
             server/jobs.py           makes a job of it: token ids (text/), sampling parameters, a grammar (grammar/)
             server/respond.py        has it generated, and writes what comes as a stream or as one answer
             client.py                sends `Add` to the core; everything that the two say is in messages.py
-    core    core.py                  the loop: drain the input, then schedule → execute → update → tell
+    core    core.py                  the loop: drain the input, then a step, then tell of it
+            stepper.py               a step: schedule → execute → update; or each begun before the one before is over
             admission.py             who waits for a grammar, or for pages that are kept elsewhere (transfer/)
     who     scheduling/scheduler.py  `schedule`: so many tokens of each request, a `StepPlan` (types.py)
             scheduling/roster.py     how a request comes in, starts, gives way and goes; scheduling/turns.py: whose turn
             kv/prefix_cache.py       pages whose content is known; kv/block_pool.py: free + cached + used == total
             spec/speculator.py       guesses at the tokens after the next, to be checked in the same step
-    what    runner.py                `execute`: the plan's rows end to end (geometry.py), one forward pass over all
+    what    runner.py                `begin`: the plan's rows end to end (geometry.py), one forward pass over all
             models/decoder.py        the one decoder of every family, made of layers/, which run kernels/
+            flight.py                from the states of a step to its results, and what is done without memory
             sampler.py               from logits to tokens: sampling/, a grammar's masks, drafts (spec/verify.py)
     then    scheduling/scheduler.py  `update`: tokens go to their requests, full pages become findable, who is done goes
             client.py                text/answer.py and text/detokenizer.py make text of tokens; a stop string ends it
@@ -24,6 +26,6 @@ of them. The scheduler knows requests and pages and no tensor, the runner tensor
 law of pages holds, and an abort frees within one step.
 
 Beside the step: loader/ reads files (quant/: their encodings, pipelines/: tokenizers), load_runner.py and memory.py
-decide what fits, warm_up.py and graphs.py make ready, adapters/ and parallel/ change what a product is, planning/ and
-quantize/ are commands.
+decide what fits, warm_up.py, graphs.py and piecewise.py make ready, adapters/ and parallel/ change what a product is,
+planning/ and quantize/ are commands.
 """
