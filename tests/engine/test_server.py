@@ -221,3 +221,13 @@ def test_models_and_health(server):
     health = server.http.get("/health").json()
     assert health["status"] == "ok"
     assert health["last_step_age_seconds"] is None or health["last_step_age_seconds"] >= 0
+
+
+def test_a_prompt_that_is_computed_for_another_engine_has_a_deadline_too(server):
+    late = server.post("/v1/prefill/completions", prompt=[5] * 900, deadline_ms=1)
+    assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
+    asked = {"model": MODEL, "messages": FRANCE}
+    late = server.http.post("/v1/prefill/chat/completions", json=asked, headers={"x-tierline-deadline-ms": "1"})
+    assert late.status_code == 504
+    fine = server.post("/v1/prefill/completions", prompt=[5] * 32, deadline_ms=60_000).json()
+    assert fine["usage"]["prompt_tokens"] == 32
