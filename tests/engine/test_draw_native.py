@@ -1,4 +1,4 @@
-"""The compiled draw against a sort of everything, in float64."""
+"""Drawing on a CPU, compiled and by torch, against a sort of everything in float64."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from engine.layers import native
 from engine.sampling.draw import draw
 from engine.types import SamplingParams
 
-_BUILDS = {"this processor": (), "portable": ("-DTIERLINE_PORTABLE", "-mno-avx512f", "-O1")}
+_BUILDS = {"this processor": (), "portable": ("-DTIERLINE_PORTABLE", "-mno-avx512f", "-O1"), "torch": None}
 
 
 @pytest.fixture(params=_BUILDS, autouse=True)
-def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
-    kernels = native.build(_BUILDS[request.param])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL | None:
+    flags = _BUILDS[request.param]
+    kernels = None if flags is None else native.build(flags)
     monkeypatch.setattr(native, "library", lambda: kernels)
     return kernels
 
@@ -51,8 +52,8 @@ PARAMS = [
 
 @pytest.mark.parametrize("vocab", [1, 7, 512, 1000, 20_011])
 @pytest.mark.parametrize("spread", [0.0, 0.3, 4.0, 30.0])
-def test_tokens_are_those_of_a_sort(vocab: int, spread: float) -> None:
-    """Flat and peaked, with ties, and with tokens that are ruled out."""
+def test_tokens_are_those_of_a_sort(library: ctypes.CDLL | None, vocab: int, spread: float) -> None:
+    """Flat and peaked, with ties, and with tokens that are ruled out. Torch has tokens of one weight in any order."""
     random = np.random.default_rng(vocab)
     logits = random.standard_normal((3 * len(PARAMS), vocab)) * spread
     logits[::2] = np.round(logits[::2])  # many of the same weight
@@ -66,13 +67,13 @@ def test_tokens_are_those_of_a_sort(vocab: int, spread: float) -> None:
         want, distance = by_sorting(row, p, u)
         assert row[token] > -np.inf
         if distance > 1e-6:
-            assert token == want, (p, u)
+            assert token == want or (library is None and row[token] == row[want]), (p, u)
             clear += 1
     assert clear >= len(PARAMS)
 
 
 def test_a_row_that_is_no_distribution_harms_no_other() -> None:
-    scaled = torch.zeros(4, 33)
+    scaled = (torch.arange(33) * -1e-3).repeat(4, 1)
     scaled[1] = torch.nan
     scaled[2, 5:] = -torch.inf
     params = [SamplingParams(top_k=5), SamplingParams(top_p=0.5), SamplingParams(top_k=30), SamplingParams()]
