@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ from engine.types import RowResult, Runner, StepPlan, nothing
 
 if TYPE_CHECKING:
     from engine.parallel.peers import Peers
+
+_NAME_SECONDS = 5.0  # within which a rank that has closed its connections is known by name
 
 
 def lead(config: EngineConfig, threads: int, lost: Callable[[str], None]) -> Peers | None:
@@ -49,5 +52,9 @@ class LeadingRunner:
         """See `Runner`. Raises PeersLost for any fault."""
         try:
             return self._runner.execute(plan, meanwhile)
+        except PeersLost:
+            # Torch does not know who went away. If a rank has ended, `Crew` ends this process with the rank's name.
+            time.sleep(_NAME_SECONDS)
+            raise
         except Exception as error:
             raise PeersLost(f"a step failed on rank 0: {type(error).__name__}: {error}") from error
