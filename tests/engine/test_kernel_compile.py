@@ -41,7 +41,7 @@ def check(resources: list[dict[str, Any]], archs: set[int]) -> None:
     shared_limit = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024, 86: 99 * 1024}
     roles = {"decode", "decode_combine", "decode_direct", "prefill", "prefill_short"}
     roles |= {"kv_write", "rotary", "rms_norm", "add_rms_norm", "gated"}
-    roles |= {"sample_maximum", "sample_weigh", "sample_compact", "sample_draw"}
+    roles |= {"sample_maximum", "sample_weigh", "sample_compact", "sample_draw", "sample_penalise"}
     experts = {"route", "combine"}
     experts |= {f"{role}_{rows}" for role in ("permute", "experts_up", "experts_down") for rows in (16, 64, 128)}
     seen = {one["kernel"] for one in resources}
@@ -77,13 +77,14 @@ def test_kernels_of_a_common_model() -> None:
 @pytest.mark.parametrize("model", ["qwen3-30b-a3b", "gpt-oss-20b"])
 def test_the_products_of_experts(model: str) -> None:
     """Floats and packed weights: no spills, tensor cores, weights on their way while the tile before is multiplied."""
-    resources = compiled(
-        "--arch", "80", "--arch", "90", "--model", model, "--role", "experts_up_16", "--role", "experts_down_128"
-    )
-    assert len(resources) == 4
+    roles = ["experts_up_16", "experts_down_128", "route", "permute_16", "combine"]
+    resources = compiled("--arch", "80", "--arch", "90", "--model", model, *_of(roles))
+    assert len(resources) == 2 * len(roles)
     for one in resources:
         assert one["spill_bytes"] == 0, one
         assert one["shared_bytes"] <= 99 * 1024, one
+        if not one["uses_tensor_cores"]:
+            continue
         assert one["async_copies"] > 0, one
         tall = one["kernel"] == "experts_down_128" and one["arch"] == 90
         assert one["wgmma" if tall else "mma"] > 0, one
@@ -105,12 +106,26 @@ def check_products(resources: list[dict[str, Any]], arch: int) -> None:
         if one["uses_tensor_cores"]:
             # Weights are on their way while those before them are multiplied.
             assert one["async_copies"] > 0, one
-            assert (one["wgmma"] if arch >= 90 else one["mma"]) > 0, one
+            # A decode tile is as low as the instructions of a single warp.
+            assert one["wgmma" if arch >= 90 and one["kernel"] != "decode" else "mma"] > 0, one
 
 
-@pytest.mark.parametrize(("arch", "role"), [(80, "packed_gemm_16"), (90, "packed_gemm_64"), (90, "fp8_gemm_16")])
-def test_a_product_with_quantised_weights(arch: int, role: str) -> None:
-    check_products(compiled("--products", "--arch", str(arch), "--role", role), arch)
+# A table of the rest is in the slow tests; each kernel is in one of these.
+@pytest.mark.parametrize(
+    ("arch", "roles"),
+    [
+        (80, ["packed_gemm_16", "add_splits", "decode_weight"]),
+        (90, ["packed_gemm_64", "fp8_gemm_16", "add_rms_norm_fp8", "kv_write_fp8", "decode", "prefill"]),
+    ],
+)
+def test_products_with_quantised_weights_and_attention_over_quantised_keys(arch: int, roles: list[str]) -> None:
+    resources = compiled("--products", "--arch", str(arch), *_of(roles))
+    check_products(resources, arch)
+    assert {one["kernel"] for one in resources} == set(roles)
+
+
+def _of(roles: list[str]) -> list[str]:
+    return [word for role in roles for word in ("--role", role)]
 
 
 @pytest.mark.slow
@@ -135,7 +150,7 @@ def test_serving_compiles_what_was_compiled_ahead_and_nothing_after_warm_up(tmp_
     run = python("-m", "tests.engine.kernel_jit_probe", TRITON_CACHE_DIR=str(tmp_path))
     assert run.returncode == 0, run.stderr
     seen = json.loads(run.stdout)
-    assert seen["ahead"] == 14, "ten of a step, four of a draw"
+    assert seen["ahead"] == 15, "ten of a step, five of a draw"
     assert seen["differing"] == [], "these would be compiled again when serving"
     assert seen["late"] == 0, "steps of other sizes compile kernels again"
     # The monitor works: a new head size is counted, named and logged; after `uninstall` nothing is.
