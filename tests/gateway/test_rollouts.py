@@ -45,6 +45,7 @@ async def tried(tmp_path: Path, upstream: MockUpstream) -> AsyncIterator[FrontDo
         "mock": {"tier": "small", "backend": "up", "price": PRICE},
         "bad": {"tier": "large", "backend": "down", "upstream_model": "status,status=500", "price": PRICE},
         "dear": {"tier": "xlarge", "backend": "up", "upstream_model": "mock", "price": DEAR},
+        "slow": {"tier": "medium", "backend": "up", "upstream_model": "mock,delay_ms=4000", "price": PRICE},
     }
     document = configuration({"up": upstream, "down": upstream}, models)
     document["backends"]["down"]["attempts"] = 1
@@ -148,6 +149,16 @@ async def test_what_costs_more_than_allowed_is_taken_back(tried: FrontDoor) -> N
     await ask(tried, 90)
     assert await rolled_back(tried)
     assert "cost_per_request" in tried.services.rollouts.rolled_back()[0].reason
+
+
+async def test_what_takes_longer_than_allowed_is_taken_back(tried: FrontDoor) -> None:
+    text = NEW.replace("default: large", "default: medium")
+    guard = "guard: {p95_latency: +30%, min_requests: 10}"
+    await edit(tried, text + f"rollout: {{instead_of: default, by: request, percent: 50, {guard}}}\n")
+    await ask(tried, 80)
+    assert await rolled_back(tried)
+    (found,) = await report(tried.services.database, tried.services.policies.current)
+    assert found.reason.startswith("p95_latency: ")
 
 
 async def test_a_clock_that_was_set_back_does_not_let_a_bad_policy_live(tried: FrontDoor) -> None:
