@@ -21,6 +21,7 @@ from tiers.task import TASKS, TaskProfile
 LONGEST_TEXT: Final = 65_536  # characters of `user_text` and of `system_text`
 MOST_TAGS: Final = 16
 LONGEST_TAG: Final = 2 * 64 + 1  # characters: name, `=`, value
+_TURNS: Final = 5  # that are asked for their language
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +172,8 @@ def from_chat(body: Mapping[str, Any], context: Context, profile: TaskProfile | 
 
 
 def _language(users: Sequence[str]) -> str:
-    """Of the last turn, or where that is too short to tell, of all of them."""
-    if not users:
-        return ""
-    return language_of(users[-1]) or (language_of("\n".join(users)) if len(users) > 1 else "")
+    """Of the last turn, or where that is too short to tell, of the latest that does."""
+    return next((language for text in reversed(users[-_TURNS:]) if (language := language_of(text))), "")
 
 
 def shortened(text: str) -> str:
