@@ -115,6 +115,7 @@ async def _relay_stream(
                     keep(chat_event(given).data)
                 written = writer.event(given)
                 if meter.complete(choices):
+                    answer.pass_on(None)  # whatever comes now belongs behind what is held back
                     ending += written
                     continue
                 for raw in written:

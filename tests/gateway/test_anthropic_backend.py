@@ -31,6 +31,7 @@ def document(monkeypatch, claude, upstream):
     monkeypatch.setenv("CLAUDE_KEY", "sk-ant-secret")
     models = {
         "mock": MODEL,
+        "bits": {**MODEL, "upstream_model": "claude,chunks=3,piece=40"},
         "cut": {**MODEL, "upstream_model": "cut,after=5"},
         "full": {**MODEL, "upstream_model": "status,status=529"},
     }
@@ -69,6 +70,16 @@ async def test_a_plain_answer(door: FrontDoor, claude: MockUpstream) -> None:
     assert (row["input_tokens"], row["cached_input_tokens"], row["output_tokens"]) == (20, 5, 34)
     assert (row["outcome"], row["usage_source"]) == ("success", "reported")
     assert (row["cache_write_tokens"], row["reasoning_tokens"]) == (3, 9)
+
+
+async def test_the_last_event_stays_the_last_however_late_it_comes(door: FrontDoor) -> None:
+    """The one before it, which ends the answer, is held back until the row is written: nothing overtakes it."""
+    body = {"model": "bits", "max_tokens": 50, "stream": True, "messages": [{"role": "user", "content": "Hello"}]}
+    headers = {"x-api-key": door.token, "anthropic-version": "2023-06-01"}
+    answer = await door.client.post("/v1/messages", json=body, headers=headers)
+    names = [line for line in answer.text.split("\n") if line.startswith("event: ")]
+    assert names[-2:] == ["event: message_delta", "event: message_stop"]
+    assert names.count("event: message_stop") == 1
 
 
 @pytest.mark.parametrize("usage", [True, False])
