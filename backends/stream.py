@@ -107,7 +107,7 @@ class EventStream:
         return event
 
     def pass_on(self, take: Take | None) -> None:
-        """From now on, offer each event to `take` as it arrives while the iteration waits: no task wakes up for it.
+        """From now on, offer each event to `take` when the iteration waits for one: no task wakes up for what arrives.
 
         An event that `take` does not want comes out of the iteration, as do those behind it until that waits again; and
         what `take` raises is raised there. None: offer no more.
@@ -153,22 +153,30 @@ class EventStream:
             self._fail(AttemptFailed.by(failure))
             return
         self._feed(piece)
+        if self._pass is not None:
+            self._offer(self._pass)
+            if self._fault is not None:
+                raise self._fault
 
     def _tapped(self, piece: bytes) -> bool:
         """Take the events of a piece that arrived while the iteration waits, and pass on what can be passed on."""
-        ready, take = self._ready, self._pass
-        if ready or take is None or self._fault is not None:
+        if self._ready or self._pass is None or self._fault is not None:
             return False
         self._feed(piece)
+        self._offer(self._pass)
+        if self._ready or self._over or self._failure is not None or self._fault is not None:
+            self._exchange.wake()
+        return True
+
+    def _offer(self, take: Take) -> None:
+        """Pass on what is ready, up to an event that `take` does not want."""
+        ready = self._ready
         try:
             while ready and take(ready[0]):
                 if not ready.pop(0).idle:
                     self._exchange.moved = True
         except Exception as fault:
             self._fault = fault
-        if ready or self._over or self._failure is not None or self._fault is not None:
-            self._exchange.wake()
-        return True
 
     def _feed(self, piece: bytes) -> None:
         """Take the events of a piece of the body, which is empty at its end."""

@@ -110,6 +110,18 @@ async def test_several_events_and_halves_in_one_piece(paced):
     await answer.aclose()
 
 
+async def test_what_had_arrived_before_is_passed_on_as_well(paced):
+    answer = await paced(b"".join(framed(event) for event in whole()) + END)
+    await asyncio.sleep(0.05)  # all of it is here
+    taker = Taker()
+    answer.pass_on(taker)
+    await taker.read(answer)
+    assert taker.text() == "".join(TEXTS)
+    assert len(taker.taken) == len(TEXTS) - 1  # all but what the commitment waited for
+    await answer.aclose()
+    assert answer.attempt.outcome == "success"
+
+
 async def test_a_cut_is_told_after_what_was_passed_on(paced):
     answer = await paced(*(framed(event) for event in whole()[:10]))
     taker = Taker()
