@@ -90,10 +90,10 @@ class Stepper:
 
     def _turn_ahead(self, runner: AheadRunner) -> list[Done]:
         before, self._begun = self._begun, None
-        begun = self._schedule() if before is None or self._scheduler.can_look_ahead else None
-        if begun is not None:
-            self._launch(runner, begun)
+        begun = self._begin(runner) if before is None or self._scheduler.can_look_ahead else None
         done = [] if before is None else [self._finish(before, lambda: self._results(before))]
+        if begun is None and before is not None and self._scheduler.has_work:
+            begun = self._begin(runner)  # it was not to be had without results
         if begun is not None:
             self._draw(begun)
             if begun.fault is None:
@@ -113,13 +113,18 @@ class Stepper:
             self._tiers.spill()
         return _Begun(plan, start, time.monotonic())
 
-    def _launch(self, runner: AheadRunner, begun: _Begun) -> None:
+    def _begin(self, runner: AheadRunner) -> _Begun | None:
+        """Schedule a step and begin its forward pass; None if there is none for now."""
+        begun = self._schedule()
+        if begun is None:
+            return None
         try:
             begun.flight = runner.launch(begun.plan)
         except _FATAL:
             raise
         except Exception as error:
             begun.fault = error
+        return begun
 
     def _draw(self, begun: _Begun) -> None:
         if begun.flight is None:
