@@ -207,3 +207,18 @@ class TieredEngine:
         self.add(NewRequest(number, list(prompt), params, salt, pages_from=pages_from))
         self.run()
         return self.tokens[number], self.cached[number]
+
+
+def tiered_engines():
+    """Yields what makes a `TieredEngine`, and closes all that it has made."""
+    made = []
+
+    def make(**options):
+        made.append(TieredEngine(**options))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        for tier in engine.tiers.tiers:
+            tier.store.gate.set()
+        engine.tiers.close()
