@@ -27,6 +27,7 @@ from gateway.dialects.errors import (
 from gateway.http import Exchange
 from gateway.idempotency.step import idempotency_key
 from gateway.ledger.prices import estimate
+from gateway.ledger.rows import OWN_TAGS
 from gateway.life import Life
 from policies.load import Policy
 
@@ -85,7 +86,7 @@ def read_headers(life: Life) -> None:
             raise BadRequest("'x-tierline-deadline-ms' must be a whole number of milliseconds, up to a day.")
         life.deadline = life.started + deadline_ms / 1000
     if (tags := exchange.header(b"x-tierline-tags")) is not None:
-        life.tags = read_tags(tags)
+        life.tags = {**read_tags(tags, MAX_TAGS - len(life.tags)), **life.tags}
     life.cache_directives = read_cache_headers(exchange.header(b"cache-control"), exchange.header(b"x-tierline-cache"))
     if (key := exchange.header(b"idempotency-key")) is not None:
         life.idempotency_key = idempotency_key(key)
@@ -112,8 +113,8 @@ async def receive(services: Services, life: Life) -> bytes:
     return await life.exchange.body(services.settings.server.max_body_bytes, life.deadline, life.room)
 
 
-def read_tags(header: str) -> dict[str, str]:
-    """The pairs of `x-tierline-tags`. Raises BadRequest."""
+def read_tags(header: str, most: int = MAX_TAGS) -> dict[str, str]:
+    """The pairs of `x-tierline-tags`, at most so many. Raises BadRequest."""
     with suppress(UnicodeDecodeError):  # clients send UTF-8; what is none stays Latin-1, as HTTP once had it
         header = header.encode("latin-1").decode()
     tags: dict[str, str] = {}
@@ -125,9 +126,13 @@ def read_tags(header: str) -> dict[str, str]:
                 f"characters.",
                 code="invalid_tags",
             )
-        tags[name.strip()] = value.strip()
-    if len(tags) > MAX_TAGS:
-        raise BadRequest(f"'x-tierline-tags' takes at most {MAX_TAGS} pairs.", code="invalid_tags")
+        name = name.strip()
+        if name.casefold().startswith(OWN_TAGS):
+            text = f"'x-tierline-tags' takes no names that begin with '{OWN_TAGS}': such tags are the gateway's own."
+            raise BadRequest(text, code="invalid_tags")
+        tags[name] = value.strip()
+    if len(tags) > most:
+        raise BadRequest(f"'x-tierline-tags' takes at most {most} pairs here.", code="invalid_tags")
     return tags
 
 

@@ -79,6 +79,7 @@ class Line:
         self._exchange = exchange
         dialect = _Kept(ENDPOINTS[self.batch.endpoint], answered)
         life = Life(exchange, dialect, exchange.request_id, patient=True, line=self, principal=principal)
+        life.tags = {BATCH_TAG: self.batch.id}  # beside those of the batch's headers
         answered.request_id = exchange.request_id
         try:
             await pipeline.live(self._services, life)
@@ -145,10 +146,7 @@ class Line:
             self._backend = None
 
     def _scope(self) -> dict[str, Any]:
-        headers = self.batch.line_headers()
-        tags = [headers.pop("x-tierline-tags", ""), f"{BATCH_TAG}={self.batch.id}"]
-        headers["x-tierline-tags"] = ",".join(tag for tag in tags if tag)
-        given = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+        given = [(name.encode(), value.encode("latin-1")) for name, value in self.batch.line_headers().items()]
         return {"type": "http", "method": "POST", "path": self.batch.endpoint, "headers": given, LEAVING: []}
 
 

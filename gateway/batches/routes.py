@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from gateway.access.principal import Principal
-from gateway.admission import read_tags
+from gateway.admission import MAX_TAGS, read_tags
 from gateway.batches.line import ENDPOINTS
 from gateway.batches.record import WINDOW_MS, Batch
 from gateway.batches.store import NoInput, TooManyBatches
@@ -22,7 +22,7 @@ from gateway.dialects.reading import convert, decode
 from gateway.files.asking import after_of, answer, caller, find_file, id_of, invalid, limit_of, query, said
 from gateway.files.routes import kept_for
 from gateway.http import Exchange
-from gateway.ledger.rows import BATCH_TAG, new_id, now_ms
+from gateway.ledger.rows import new_id, now_ms
 from gateway.permissions import check_pin, check_route
 from tiers import TIERS
 
@@ -185,7 +185,7 @@ def line_headers(exchange: Exchange, principal: Principal) -> dict[str, str]:
         text = "'x-tierline-deadline-ms' is not for batches, which have 24 hours; leave it out."
         raise BadRequest(text, code="unsupported_header")
     if (tags := found.get("x-tierline-tags")) is not None:
-        read_tags(f"{tags},{BATCH_TAG}=")
+        read_tags(tags, MAX_TAGS - 1)  # a line has one of the gateway's own as well
     read_cache_headers(found.get("cache-control"), found.get("x-tierline-cache"))
     if (tier := found.get("x-tierline-tier")) is not None:
         if tier not in TIERS:

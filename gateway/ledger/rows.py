@@ -33,6 +33,8 @@ Outcome = Literal[
 ]
 OUTCOMES: Final[tuple[str, ...]] = Outcome.__args__  # type: ignore[attr-defined]
 
+# Tags whose names begin so are the gateway's own; no client can send them.
+OWN_TAGS: Final = "tierline-"
 # The tag of rows that belong to a batch: its id.
 BATCH_TAG: Final = "tierline-batch"
 MAX_ERROR_CHARACTERS: Final = 1000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -285,9 +286,21 @@ async def test_headers_of_the_batch_are_those_of_its_lines(door: FrontDoor, sdk:
     batch = await ended(sdk, await begin(sdk, [line("a", "auto")], extra_headers=headers))
     assert batch.status == "completed"
     (row,) = await door.rows()
-    assert '"feature":"labels"' in row["tags"]
+    assert json.loads(row["tags"]) == {"feature": "labels", "tierline-batch": batch.id}
     with pytest.raises(openai.BadRequestError, match="x-tierline-tier"):
         await begin(sdk, [line("a")], extra_headers={"x-tierline-tier": "huge"})
+
+
+async def test_the_tags_of_a_batch_leave_room_for_its_own(door: FrontDoor, sdk: openai.AsyncOpenAI) -> None:
+    tags = [f"t{index}=1" for index in range(15)]
+    batch = await ended(sdk, await begin(sdk, [line("a")], extra_headers={"x-tierline-tags": ",".join(tags)}))
+    assert batch.status == "completed"
+    (row,) = await door.rows()
+    assert len(json.loads(row["tags"])) == 16
+    for bad in (",".join([*tags, "t15=1"]), "tierline-batch=batch_other"):
+        with pytest.raises(openai.BadRequestError, match="x-tierline-tags") as refused:
+            await begin(sdk, [line("a")], extra_headers={"x-tierline-tags": bad})
+        assert refused.value.code == "invalid_tags"
 
 
 async def test_what_cannot_be_a_batch_is_refused(door: FrontDoor, sdk: openai.AsyncOpenAI) -> None:
