@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Final
 
 from policies.leftovers import Leftover
 from policies.policy import Policy
 from policies.reach import Unreachable, unreachable
+from policies.schema.document import PolicyDocument
 from policies.schema.escalation import Escalate
+from policies.schema.limits import Limits
 from policies.yamlfile import Document, Problem
 from policies.yamlread import Location
+
+# What protects those whose requests a policy takes: in words, and whether a policy has it.
+_PROTECTION: Final[Mapping[str, Callable[[PolicyDocument], bool]]] = {
+    "guardrails": lambda document: document.guardrails is not None,
+    "a budget": lambda document: document.budget is not None,
+    "limits": lambda document: document.limits != Limits(),
+}
 
 
 def warnings_of(document: Document, policy: Policy, leftovers: Sequence[Leftover]) -> list[Problem]:
@@ -64,6 +74,29 @@ def warnings_of(document: Document, policy: Policy, leftovers: Sequence[Leftover
     if fallback and not any(tier in served for tier in fallback):
         warn(("fallback",), "none of these tiers has a model: nothing falls back to them.")
     return found
+
+
+def left_out(loaded: Sequence[tuple[Policy, Document]]) -> list[Problem]:
+    """Rollouts without the protection of the policy that they stand in for: who gets them has none of it."""
+    found = []
+    for policy, document in loaded:
+        if policy.document.rollout is None:
+            continue
+        target = policy.document.rollout.instead_of
+        replaced = [other for other, _ in loaded if other.name == target and other.document.rollout is None]
+        missing = [
+            words
+            for words, has in _PROTECTION.items()
+            if not has(policy.document) and any(has(other.document) for other in replaced)
+        ]
+        if missing:
+            message = f"'{target}' has {_listed(missing)}, this one has none: requests that it takes go without."
+            found.append(replace(document.problem(("rollout", "instead_of"), message), severity="warning"))
+    return found
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _asked_next(policy: Policy) -> Iterator[tuple[Location, tuple[str, ...], str]]:

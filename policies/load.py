@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import stat
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from policies import yamlfile
-from policies.advice import warnings_of
+from policies.advice import left_out, warnings_of
 from policies.confidence import without_curve
 from policies.conflicts import conflicts
 from policies.guards import compile_guards
@@ -32,19 +33,32 @@ SUFFIXES: Final = (".yaml", ".yml")
 
 
 def files_in(directory: Path) -> list[Path]:
-    """Policy files of a folder, by name; hidden files and subfolders do not count.
+    """Whatever has the name of a policy file in a folder, by name; hidden ones do not count.
+
+    What is no file after all (`not_a_file`) is among them: whoever gave it that name meant it to be in force.
 
     Raises:
         InvalidFile: the folder cannot be read.
     """
     try:
-        return sorted(
-            path
-            for path in directory.iterdir()
-            if path.suffix in SUFFIXES and not path.name.startswith(".") and path.is_file()
-        )
+        return sorted(path for path in directory.iterdir() if path.suffix in SUFFIXES and not path.name.startswith("."))
     except OSError as error:
         raise InvalidFile([Problem(str(directory), 1, 1, f"the policy folder cannot be read: {error}.")]) from error
+
+
+def not_a_file(path: Path) -> str | None:
+    """What is wrong with something that has the name of a policy file; None: it is one, and may be read.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return "a link to a file that is not there" if path.is_symlink() else "not there any more"
+    if stat.S_ISREG(mode):
+        return None
+    return "a folder" if stat.S_ISDIR(mode) else "a device, pipe or socket"
 
 
 def load(
@@ -82,6 +96,7 @@ def load_files(
     warnings: list[Problem] = []
     for path in paths:
         try:
+            _expect_file(path)
             policy, document, found = load_file(path, tiers_served, models_served, uncalibrated)
         except InvalidFile as error:
             problems += error.problems
@@ -93,9 +108,20 @@ def load_files(
         problems += conflicts(loaded)
     if problems:
         raise InvalidFile(problems)
+    warnings += left_out(loaded)
     policies = tuple(policy for policy, _ in loaded)
     version = _hash(f"{p.name} {p.version}" for p in policies)
     return PolicySet(policies, version, tuple(warnings), written=policies).at(datetime.now(UTC))
+
+
+def _expect_file(path: Path) -> None:
+    """Look before it is opened: to open a pipe would wait for who writes to it. Raises InvalidFile: it is no file."""
+    try:
+        found = not_a_file(path)
+    except OSError as error:
+        raise InvalidFile([Problem(str(path), 1, 1, f"cannot be read: {error}.")]) from error
+    if found is not None:
+        raise InvalidFile([Problem(str(path), 1, 1, f"no policy: this is {found}. Mend it, or give it another name.")])
 
 
 def load_file(

@@ -20,7 +20,7 @@ from typing import Self
 
 from policies import last_good as kept
 from policies.examples import load_passing, problems, run
-from policies.load import PolicySet, files_in, load
+from policies.load import PolicySet, files_in, load, not_a_file
 from policies.policyset import Standings
 from policies.yamlfile import InvalidFile, Problem
 
@@ -264,7 +264,8 @@ def _signature(directory: Path) -> str:
     try:
         for path in files_in(directory):
             try:
-                content = path.read_bytes()
+                other = not_a_file(path)
+                content = path.read_bytes() if other is None else f"unreadable: {other}".encode()
             except OSError as error:
                 content = f"unreadable: {error}".encode()
             digest.update(os.fsencode(path.name) + f"\0{len(content)}\0".encode())

@@ -123,10 +123,12 @@ def _text(settings: Settings, what: str) -> tuple[str, str]:
 def _now(settings: Settings, name: str) -> tuple[str, str]:
     """The policy of the folder, which need not be right: by its name, as far as it can be read."""
     from policies import yamlfile
-    from policies.load import files_in
+    from policies.load import files_in, not_a_file
 
     known = {}
     for path in files_in(settings.policies_dir):
+        if not_a_file(path) is not None:
+            continue
         text = yamlfile.read(path)
         try:
             data = yamlfile.parse(text, str(path)).data

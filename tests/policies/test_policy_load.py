@@ -1,8 +1,9 @@
-"""Loading a folder: faults with positions, conflicts, precedence, rollout, warnings, versions."""
+"""Loading a folder: faults with positions, conflicts, precedence, warnings, versions."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import yaml
 
 import policies
 from policies.check import check
-from policies.load import Subject, bucket, load, load_file
+from policies.load import Subject, load, load_file
 from policies.schema.cache import CachePolicy
 from policies.schema.document import PolicyDocument, json_schema
 from policies.yamlfile import InvalidFile, Problem
@@ -180,8 +181,22 @@ def test_other_files_do_not_count(tmp_path: Path) -> None:
     write(tmp_path, a=EVERYBODY)
     (tmp_path / ".b.yaml").write_text("broken: [")
     (tmp_path / "c.yaml~").write_text("broken: [")
-    (tmp_path / "d.yaml").mkdir()
+    (tmp_path / "d").mkdir()
+    (tmp_path / "..data").symlink_to("nowhere")
     assert [p.name for p in load(tmp_path).policies] == ["everybody"]
+
+
+def test_what_is_no_file_but_has_the_name_of_one_is_said_and_never_read(tmp_path: Path) -> None:
+    write(tmp_path, a=EVERYBODY)
+    (tmp_path / "b.yaml").symlink_to("gone")
+    (tmp_path / "c.yaml").mkdir()
+    os.mkfifo(tmp_path / "d.yaml")
+    (tmp_path / "e.yml").symlink_to("/dev/zero")
+    (tmp_path / "f.yaml").symlink_to("f.yaml")
+    found = [(Path(problem.file).name, problem.message) for problem in problems(tmp_path)]
+    assert [name for name, _ in found] == ["b.yaml", "c.yaml", "d.yaml", "e.yml", "f.yaml"]
+    words = ("a link to a file that is not there", "a folder", "a device", "a device", "Too many levels")
+    assert all(word in message for (_, message), word in zip(found, words, strict=True))
 
 
 def test_the_same_name_twice(tmp_path: Path) -> None:
@@ -235,47 +250,6 @@ def test_precedence(tmp_path: Path) -> None:
     assert chosen(organisation="o", team="t", project="p") == "project"
     assert chosen(organisation="o", team="t", project="p", key="k") == "key"
     assert chosen(organisation="x", team="x") == "everybody"
-
-
-def rollout(percent: float, target: str = "everybody") -> str:
-    return policy("next", f"default: large\nrollout: {{percent: {percent}, instead_of: {target}}}\n")
-
-
-def test_rollout_takes_its_share_and_keeps_it(tmp_path: Path) -> None:
-    policies = load(write(tmp_path, a=EVERYBODY, b=rollout(10)))
-    keys = [f"key-{i}" for i in range(4000)]
-    sides = [policies.resolve(Subject(key=key)).name for key in keys]
-    assert 0.08 < sides.count("next") / len(keys) < 0.12
-    assert sides == [policies.resolve(Subject(key=key)).name for key in keys]
-    wider = load(write(tmp_path, b=rollout(30)))
-    moved = [policies.resolve(Subject(key=k)).name == "next" for k in keys]
-    still = [wider.resolve(Subject(key=k)).name == "next" for k in keys]
-    assert all(later or not earlier for earlier, later in zip(moved, still, strict=True))
-
-
-@pytest.mark.parametrize(("percent", "name"), [(0, "everybody"), (100, "next")])
-def test_rollout_ends(tmp_path: Path, percent: float, name: str) -> None:
-    policies = load(write(tmp_path, a=EVERYBODY, b=rollout(percent)))
-    assert {policies.resolve(Subject(key=f"k{i}")).name for i in range(50)} == {name}
-
-
-def test_buckets_cover_the_range_evenly() -> None:
-    values = [bucket("p", f"k{i}") for i in range(5000)]
-    assert all(0 <= value < 100 for value in values)
-    assert all(400 < sum(low <= value < low + 10 for value in values) < 600 for low in range(0, 100, 10))
-
-
-@pytest.mark.parametrize(
-    ("files", "words"),
-    [
-        ({"b": rollout(5, "everbody")}, "there is no policy"),
-        ({"b": rollout(5), "c": rollout(5).replace("next", "third")}, "already"),
-        ({"b": rollout(5), "c": policy("c", "rollout: {percent: 5, instead_of: next}\n")}, "itself being rolled out"),
-        ({"b": policy("b", "rollout: {percent: 5, instead_of: everybody}\n", "{teams: [x]}")}, "drop it"),
-    ],
-)
-def test_rollout_that_points_nowhere(tmp_path: Path, files: dict[str, str], words: str) -> None:
-    assert any(words in problem.message for problem in problems(write(tmp_path, a=EVERYBODY, **files)))
 
 
 def test_warnings(tmp_path: Path) -> None:

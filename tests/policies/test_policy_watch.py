@@ -116,6 +116,26 @@ def test_a_scalar_that_cannot_be_read_is_a_problem_and_the_watch_goes_on(watched
     assert not watched.store.problems
 
 
+def test_a_link_that_breaks_leaves_its_policy_in_force(watched: Watched, tmp_path: Path) -> None:
+    write(tmp_path / "elsewhere", team=policy("team", applies_to="{teams: [a]}"))
+    (watched.folder / "team.yaml").symlink_to(tmp_path / "elsewhere" / "team.yaml")
+    assert watched.reloads.get(timeout=2).accepted
+    (tmp_path / "elsewhere" / "team.yaml").unlink()
+    refused = watched.reloads.get(timeout=2)
+    assert not refused.accepted
+    assert "a link to a file that is not there" in refused.problems[0].message
+    assert watched.store.current.named("team")
+    (watched.folder / "team.yaml").unlink()
+    assert watched.reloads.get(timeout=2).accepted
+
+
+def test_a_pipe_among_the_files_does_not_hold_the_watch_up(watched: Watched) -> None:
+    os.mkfifo(watched.folder / "b.yaml")
+    assert not watched.reloads.get(timeout=2).accepted
+    (watched.folder / "b.yaml").unlink()
+    assert watched.edit(EVERYBODY.replace("6000", "7000")).accepted
+
+
 def test_a_file_name_that_is_no_text_is_a_problem(watched: Watched) -> None:
     (watched.folder / os.fsdecode(b"\xff.yaml")).write_text(EVERYBODY)
     assert not watched.reloads.get(timeout=2).accepted
