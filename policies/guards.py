@@ -1,26 +1,23 @@
 """Guardrails made ready: what they look for in a text, found in time that grows with the text only.
 
-Patterns are RE2's, which never goes back in a text. What looks like a card number, an IBAN or an identity card is
-checked by its check digits, so that order numbers pass. Which texts are looked at, and what becomes of a finding, is
-the gateway's: `gateway/guarding/`.
+Patterns are RE2's, which never goes back in a text. The forms of personal data are in `personal_data.py`. Which texts
+are looked at, and what becomes of a finding, is the gateway's: `gateway/guarding/`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import ipaddress
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
 import re2
 
+from policies.personal_data import FORMS, Spans, plain
 from policies.schema.guardrails import Guardrail, Guardrails
 from policies.yamlfile import Document, Problem
 from policies.yamlread import Location
 
-# Of European scripts: those of scripts that put no blanks between words would take in what stands before.
-_LETTERS: Final = r"A-Za-z0-9\x{c0}-\x{24f}\x{370}-\x{52f}"
 _BLANKS: Final = r"[\s\pZ\x{200b}]+"
 _OPTIONS: Final = re2.Options()
 _OPTIONS.log_errors = False
@@ -37,11 +34,21 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Finder:
-    """`check` says whether what the pattern matched is what it looks like."""
+    """`plain`: it reads the plain form of a text. `spans` says what of a match is what it looks like."""
 
     kind: str
     pattern: Any
-    check: Callable[[str], bool] | None = None
+    plain: bool = False
+    spans: Spans | None = None
+
+    def find(self, text: str) -> Iterator[Finding]:
+        for match in self.pattern.finditer(text):
+            start, end = match.span()
+            if self.spans is not None:
+                for first, last in self.spans(match.group()):
+                    yield Finding(start + first, start + last, self.kind)
+            elif end > start:
+                yield Finding(start, end, self.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +60,8 @@ class Guard:
 
     def find(self, text: str) -> list[Finding]:
         """All findings, in their order, none within another."""
-        found = [
-            Finding(match.start(), match.end(), finder.kind)
-            for finder in self.finders
-            for match in finder.pattern.finditer(text)
-            if match.end() > match.start() and (finder.check is None or finder.check(match.group()))
-        ]
+        readable = plain(text) if any(finder.plain for finder in self.finders) else text
+        found = [one for finder in self.finders for one in finder.find(readable if finder.plain else text)]
         if len(found) > 1:
             found.sort()
             found = list(_apart(found))
@@ -106,11 +109,15 @@ def compile_guards(document: Document, guardrails: Guardrails | None) -> tuple[G
 
 def _finders(document: Document, path: Location, rule: Guardrail, problems: list[Problem]) -> Iterator[_Finder]:
     for kind in rule.personal_data:
-        for pattern, check in _PERSONAL[kind]:
-            yield _Finder(kind, re2.compile(pattern, _OPTIONS), check)
-    if rule.phrases:
-        alternatives = "|".join(map(_phrase, rule.phrases))
-        yield _Finder(rule.name, re2.compile(f"(?i)(?:{alternatives})", _OPTIONS))
+        for form in FORMS[kind]:
+            yield _Finder(kind, re2.compile(form.pattern, _OPTIONS), form.plain, form.spans)
+    # A low line is a letter only to phrases that have one.
+    written = [phrase for phrase in rule.phrases if "_" in phrase]
+    spoken = [plain(phrase) for phrase in rule.phrases if "_" not in phrase]
+    for phrases, reads_plain in ((written, False), (spoken, True)):
+        if phrases:
+            alternatives = "|".join(map(_phrase, phrases))
+            yield _Finder(rule.name, re2.compile(f"(?i)(?:{alternatives})", _OPTIONS), reads_plain)
     for index, pattern in enumerate(rule.patterns):
         try:
             compiled = re2.compile(pattern, _OPTIONS)
@@ -146,79 +153,3 @@ def _apart(found: list[Finding]) -> Iterator[Finding]:
             yield current
             current = finding
     yield current
-
-
-def _luhn(text: str) -> bool:
-    """The check digit of card numbers (ISO/IEC 7812)."""
-    digits = [int(character) for character in text if character.isdigit()]
-    if not 13 <= len(digits) <= 19 or digits[0] not in (2, 3, 4, 5, 6):
-        return False
-    doubled = [digit * 2 - 9 * (digit > 4) for digit in digits[-2::-2]]
-    return (sum(digits[-1::-2]) + sum(doubled)) % 10 == 0
-
-
-def _iban(text: str) -> bool:
-    """The check digits of an IBAN (ISO 13616)."""
-    plain = text.replace(" ", "")
-    if not 15 <= len(plain) <= 34:
-        return False
-    return int("".join(str(int(character, 36)) for character in plain[4:] + plain[:4])) % 97 == 1
-
-
-def _cn_id(text: str) -> bool:
-    """The check character of an identity card of China (GB 11643)."""
-    weights = (7, 9, 10, 5, 8, 4, 2, 1, 6, 3, 7, 9, 10, 5, 8, 4, 2)
-    rest = sum(weight * int(digit) for weight, digit in zip(weights, text[:17], strict=True)) % 11
-    return "10X98765432"[rest] == text[17].upper()
-
-
-def _us_ssn(text: str) -> bool:
-    area, group, serial = text.split("-")
-    return area not in ("000", "666") and area < "900" and group != "00" and serial != "0000"
-
-
-def _address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _ipv6(text: str) -> bool:
-    """`12:30:45` is a time, and `a::b` a name in a program."""
-    return _address(text) and any(len(group) > 2 for group in text.split(":"))
-
-
-_Pattern = tuple[str, Callable[[str], bool] | None]
-_PERSONAL: Final[dict[str, tuple[_Pattern, ...]]] = {
-    "email": (
-        (
-            rf"[{_LETTERS}._%+-]{{1,64}}@(?:[{_LETTERS}](?:[{_LETTERS}-]{{0,61}}[{_LETTERS}])?\.){{1,8}}[{_LETTERS}]{{2,24}}",
-            None,
-        ),
-    ),
-    "phone": (
-        (r"(?:\+|\b00)[1-9](?:[ ().\-/]{0,2}\d){7,14}\b", None),
-        (r"(?:\(\d{3}\) ?|\b\d{3}[-. ])\d{3}[-. ]\d{4}\b", None),
-        (r"\b1[3-9]\d{9}\b", None),
-    ),
-    "card_number": ((r"\b\d(?:[ -]?\d){12,18}\b", _luhn),),
-    "iban": ((r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,4})?\b", _iban),),
-    "ip_address": (
-        (r"\b\d{1,3}(?:\.\d{1,3}){3}\b", _address),
-        (r"\b[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{0,4}){2,7}", _ipv6),
-    ),
-    "us_ssn": ((r"\b\d{3}-\d{2}-\d{4}\b", _us_ssn),),
-    "cn_id_card": ((r"\b[1-9]\d{16}[0-9Xx]\b", _cn_id),),
-    "secret": (
-        (r"\b(?:sk|pk|rk|tl|tla)[-_][A-Za-z0-9_-]{20,200}", None),
-        (r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b", None),
-        (r"\bgh[pousr]_[A-Za-z0-9]{30,255}\b", None),
-        (r"\bgithub_pat_[A-Za-z0-9_]{30,255}\b", None),
-        (r"\bxox[abeoprs]-[A-Za-z0-9-]{10,250}\b", None),
-        (r"\bAIza[A-Za-z0-9_-]{35}", None),
-        (r"\beyJ[A-Za-z0-9_-]{10,1000}\.[A-Za-z0-9_-]{10,1000}\.[A-Za-z0-9_-]{10,1000}", None),
-        (r"-----BEGIN (?:[A-Z]+ ){0,3}PRIVATE KEY-----[A-Za-z0-9+/=\s]*(?:-----END [A-Z ]{0,40}KEY-----)?", None),
-    ),
-}

@@ -44,6 +44,29 @@ def redacted(text: str, **rule: Any) -> str:
         ("card_number", "378282246310005"),
         ("iban", "DE89 3704 0044 0532 0130 00"),
         ("iban", "GB29NWBK60161331926819"),
+        ("email", "anna@exa\u0301mple.com"),
+        ("phone", "+1\u00a0415\u00a0555\u00a02671"),
+        ("phone", "+49\u200930\u202f901820"),
+        ("phone", "+1\u2011415\u2013555\u20112671"),
+        ("phone", "+1 415 555 2671x22"),
+        ("phone", "415-555-2671x22"),
+        ("phone", "415.555.2671, ext. 22"),
+        ("phone", "(415)5552671"),
+        ("phone", "(415)555-2671"),
+        ("phone", "138 0013 8000"),
+        ("card_number", "4111\u00a01111\u202f1111\u20091111"),
+        ("card_number", "4111\u20131111\u20111111\u20111111"),
+        ("card_number", "4111.1111.1111.1111"),
+        ("card_number", "4111  1111  1111  1111"),
+        ("card_number", "4111 1111\r\n1111 1111"),
+        ("card_number", "3782.822463.10005"),
+        ("card_number", "41111111  11111111"),
+        ("card_number", "411111 1111111111"),
+        ("card_number", "４１１１１１１１１１１１１１１１"),
+        ("iban", "DE89\u00a03704\u00a00044\u202f0532\u00a00130\u00a000"),
+        ("iban", "de89 3704 0044 0532 0130 00"),
+        ("iban", "be68539007547034"),
+        ("iban", "DE89-3704-0044-0532-0130-00"),
         ("ip_address", "192.168.0.1"),
         ("ip_address", "2001:db8::ff00:42:8329"),
         ("us_ssn", "123-45-6789"),
@@ -64,7 +87,11 @@ def test_personal_data_is_found_wherever_it_stands(kind: str, text: str) -> None
     [
         ("email", "write to me @home or user@localhost"),
         ("phone", "order 12345, 2024-10-10, 3.14159265, room 212 555"),
+        ("phone", "f(123)45678901, pages 100-200, 2024\u20132025, 555 2671x22"),
         ("card_number", "4111 1111 1111 1112 is order 1234567812345678"),
+        ("card_number", "4.1.1.1.1.1.1.1.1.1.1.1.1.1.1.1, and 41111.11111.111111, and IMG_4111111_111111111"),
+        ("card_number", "20\n24\n4111\n1111\n1111\n1112"),
+        ("iban", "de89 3704 0044 0532 0130 01, xx89370400440532013000, de12345678 with 10 or more"),
         ("iban", "DE89 3704 0044 0532 0130 01"),
         ("ip_address", "version 1.2.3, 999.1.1.1, 12:30:45, a::b is C++ std::vector"),
         ("us_ssn", "000-12-3456 666-12-3456 900-12-3456 123-00-6789"),
@@ -74,6 +101,29 @@ def test_personal_data_is_found_wherever_it_stands(kind: str, text: str) -> None
 )
 def test_what_only_looks_like_it_passes(kind: str, text: str) -> None:
     assert redacted(text, personal_data=[kind]) == text
+
+
+@pytest.mark.parametrize("kind", ["card_number", "iban", "phone"])
+def test_what_stands_beside_a_number_stays_as_it_was(kind: str) -> None:
+    number = {"card_number": "4111 1111 1111 1111", "iban": "be68 5390 0754 7034", "phone": "+1 415 555 2671"}[kind]
+    for before, after in (("_", "_\u00a0\u2013 so"), ("**", "** \u2011"), ("a\u00a0\u2013\u00a0", " with care, _so_")):
+        assert redacted(before + number + after, personal_data=[kind]) == f"{before}[{kind}]{after}"
+
+
+def test_a_card_is_found_beside_its_date_and_among_others() -> None:
+    text = "1234 4111 1111 1111 1111 12/27 123, 5500 0000 0000 0004\n3782 822463 10005 4111111111111111 999"
+    assert redacted(text, personal_data=["card_number"], replacement="#") == "1234 # 12/27 123, #\n# # 999"
+
+
+def test_an_iban_in_small_letters_is_no_telephone_number() -> None:
+    text = "pay de89 3704 0044 0532 0130 00 be68 5390 0754 7034 with care"
+    assert redacted(text, personal_data=["phone", "iban"]) == "pay [iban] [iban] with care"
+
+
+def test_a_low_line_is_a_border_unless_the_phrase_has_one() -> None:
+    rule = {"phrases": ["project phoenix", "sales_db"], "replacement": "#"}
+    assert redacted("_project phoenix_ __Project\u00a0Phoenix__ project_phoenix", **rule) == "_#_ __#__ project_phoenix"
+    assert redacted("sales_db, my_sales_db, sales_db_2", **rule) == "#, my_sales_db, sales_db_2"
 
 
 def test_phrases_are_whole_words_in_any_case_and_with_any_blanks() -> None:
@@ -89,7 +139,7 @@ def test_findings_that_overlap_are_replaced_as_one() -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.text(alphabet="ab@. -14", max_size=60))
+@given(st.text(alphabet="ab@. -14\u00a0\u2013_\n", max_size=60))
 def test_nothing_is_lost_but_what_is_found(text: str) -> None:
     rule = guard(action="redact", personal_data=["email", "phone", "card_number"], patterns=["b+a"], replacement="\x7f")
     found = rule.find(text)
@@ -104,7 +154,20 @@ def test_nothing_is_lost_but_what_is_found(text: str) -> None:
 
 def test_no_text_is_looked_through_for_ever() -> None:
     rule = guard(personal_data=["email", "phone", "card_number", "iban", "ip_address", "secret"], patterns=["(a*)*b"])
-    for piece in ("a", "1 ", "a@", "a.", ":", "+1-", "-----BEGIN "):
+    for piece in (
+        "a",
+        "1 ",
+        "a@",
+        "a.",
+        ":",
+        "+1-",
+        "-----BEGIN ",
+        "4111 ",
+        "1.\n",
+        "de89 ",
+        "(123) ",
+        "12345678\u00a0",
+    ):
         rule.find(piece * (400_000 // len(piece)))
 
 
