@@ -188,8 +188,8 @@ def _print_learnt(table: SuccessTable, version: str, policy: str | None, counted
         print("\nno outcomes yet")
         return
     print("\nOutcomes of the last 90 days, weighed by age")
-    columns = [Column(name, "value") for name in ("policy", "source", "kind", "tier")]
+    columns = [Column(name, "value") for name in ("policy", "team", "source", "kind", "tier")]
     print_table(
         [*columns, Column("good", "number"), Column("bad", "number")],
-        [[i.policy, i.source, i.kind, i.tier, f"{i.wins:.1f}", f"{i.losses:.1f}"] for i in shown],
+        [[i.policy, i.team or "-", i.source, i.kind, i.tier, f"{i.wins:.1f}", f"{i.losses:.1f}"] for i in shown],
     )

@@ -24,7 +24,7 @@ from sqlalchemy import (
 from sqlalchemy import UniqueConstraint as Unique
 
 # The newest migration. A database that says so needs no migration, so alembic is not even imported.
-HEAD: Final = "0013"
+HEAD: Final = "0014"
 
 metadata = MetaData(
     naming_convention={
@@ -186,6 +186,7 @@ outcomes = Table(
     Column("day", Integer, primary_key=True),
     Column("source", Text, primary_key=True),
     Column("policy", Text, primary_key=True),
+    Column("team", Text, primary_key=True),
     Column("kind", Text, primary_key=True),
     Column("tier", Text, primary_key=True),
     Column("model", Text, primary_key=True),

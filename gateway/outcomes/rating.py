@@ -30,6 +30,7 @@ class Answered(msgspec.Struct, frozen=True):
     request_id: str
     policy: str
     policy_version: str
+    team_id: str
     key_id: str
     tier: str
     model: str
@@ -45,6 +46,7 @@ async def find(database: Database, named: str, team_id: str) -> Answered | None:
         columns = (
             ledger.c.policy,
             ledger.c.policy_version,
+            ledger.c.team_id,
             ledger.c.key_id,
             ledger.c.tier,
             ledger.c.model,
@@ -90,6 +92,7 @@ def _outcome(policies: PolicySet, answered: Answered, good: bool) -> Outcome | N
     return Outcome(
         source="feedback",
         policy=answered.policy,
+        team=answered.team_id,
         key_id=answered.key_id,
         tier=answered.tier,
         model=answered.model,

@@ -114,6 +114,7 @@ class Outcomes:
             outcome = Outcome(
                 source=source,
                 policy=policy.name,
+                team=principal.team_id,
                 key_id=principal.key_id,
                 tier=tier,
                 model=model,

@@ -24,10 +24,11 @@ _T = TypeVar("_T")
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What one answer came to. `kinds` are the weights of the kinds that the request is a mixture of."""
+    """What one answer came to. `team` is an id, `kinds` the weights of the kinds that the request is a mixture of."""
 
     source: Source
     policy: str
+    team: str
     key_id: str
     tier: str
     model: str
@@ -63,7 +64,7 @@ async def add_once(database: Database, note: Note, outcome: Outcome | None, day:
 async def read(database: Database, today: int) -> list[Counted]:
     """All outcomes that still count, weighed by age, in a fixed order."""
     weight = case(*((outcomes.c.day > today - days, weight) for days, weight in AGES), else_=0.0)
-    by = (outcomes.c.source, outcomes.c.policy, outcomes.c.kind, outcomes.c.tier)
+    by = (outcomes.c.source, outcomes.c.policy, outcomes.c.team, outcomes.c.kind, outcomes.c.tier)
     sums = (func.sum(outcomes.c.wins * weight), func.sum(outcomes.c.losses * weight))
     statement = select(*by, *sums).where(outcomes.c.day > today - AGES[-1][0]).group_by(*by).order_by(*by)
     async with database.read() as connection:
@@ -88,10 +89,10 @@ async def _add(database: Database, connection: AsyncConnection, found: Sequence[
         allowed[share] -= 1
         added += 1
         for kind, weight in outcome.kinds.items():
-            at = (outcome.source, outcome.policy, kind, outcome.tier, outcome.model)
+            at = (outcome.source, outcome.policy, outcome.team, kind, outcome.tier, outcome.model)
             cell = sums.setdefault(at, [0.0, 0.0])
             cell[0 if outcome.good else 1] += weight
-    names = ("source", "policy", "kind", "tier", "model")
+    names = ("source", "policy", "team", "kind", "tier", "model")
     rows = [
         {"day": day, **dict(zip(names, at, strict=True)), "wins": wins, "losses": losses}
         for at, (wins, losses) in sorted(sums.items())  # two processes lock rows in the same order

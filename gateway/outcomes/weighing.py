@@ -29,10 +29,12 @@ _MOST_ODDS: Final = 20.0  # of a fault: beyond, the tier is no good, by how much
 
 # Up to this many days an outcome counts so much; older ones are forgotten. Models and traffic change.
 AGES: Final = ((7, 1.0), (30, 0.5), (90, 0.25))
-# Outcomes of other policies: worth a quarter, and no single policy adds more than so many to a kind and tier, from all
-# sources together. The weakest shipped cell counts as 12, so a policy that means ill outweighs no other's beginning.
+# Outcomes from outside a policy: worth a quarter; to a kind and tier one team adds no more than 4, and all together no
+# more than the weakest shipped cell counts as. How near a bound lies to somebody's quality target is not known, so no
+# cap on one team is small enough: what nobody else has seen counts for nothing (`_borne_out`).
 OTHERS_WEIGHT: Final = 0.25
-MOST_OF_ANOTHER: Final = 4.0
+MOST_OF_A_TEAM: Final = 4.0
+MOST_OF_OTHERS: Final = 12.0
 # What one key may add in a day, from each source: nobody alone moves the table for everybody.
 MOST_OF_A_KEY: Final = 100
 
@@ -40,39 +42,78 @@ Cell = tuple[str, str]  # kind, tier
 
 
 class Counted(NamedTuple):
-    """Outcomes of one source, policy, kind and tier, weighed by age. Fractions: a request is a mixture of kinds."""
+    """Outcomes of one source, policy, team, kind and tier, weighed by age. Fractions: a request is a mixture of kinds.
+
+    Attributes:
+        team: id of the team whose keys asked; empty for those of a time when it was not kept, which count as one team.
+    """
 
     source: Source
     policy: str
+    team: str
     kind: str
     tier: str
     wins: float
     losses: float
 
 
-def of_policy(counted: Iterable[Counted], policy: str) -> dict[tuple[Source, str, str], tuple[float, float]]:
-    """Wins and losses by source, kind and tier as this policy sees them: its own, and a part of the others'."""
-    given = list(counted)
-    of_another: dict[tuple[str, str, str], float] = {}
-    for item in given:
-        if item.policy != policy:
-            of = (item.policy, item.kind, item.tier)
-            of_another[of] = of_another.get(of, 0.0) + _bounded(item)
-    seen: dict[tuple[Source, str, str], tuple[float, float]] = {}
-    for item in given:
-        share, total = 1.0, item.wins + item.losses
-        if item.policy != policy:
-            all_sources = of_another[item.policy, item.kind, item.tier]
-            share = _bounded(item) / total * min(1.0, MOST_OF_ANOTHER / all_sources) if total else 0.0
-        at = (item.source, item.kind, item.tier)
-        wins, losses = seen.get(at, (0.0, 0.0))
-        seen[at] = (wins + share * item.wins, losses + share * item.losses)
-    return seen
+Seen = dict[tuple[Source, str, str], tuple[float, float]]  # source, kind, tier -> wins, losses
 
 
-def _bounded(item: Counted) -> float:
-    """What another policy's outcomes of one source come to. Bounded before the sum: many passes hide no ratings."""
-    return min(OTHERS_WEIGHT * (item.wins + item.losses), MOST_OF_ANOTHER)
+def of_policy(counted: Iterable[Counted], policy: str) -> Seen:
+    """Wins and losses by source, kind and tier as this policy sees them: its own, and what others agree on."""
+    own: Seen = {}
+    teams: dict[str, Seen] = {}
+    for item in counted:
+        seen = own if item.policy == policy else teams.setdefault(item.team, {})
+        _add(seen, (item.source, item.kind, item.tier), item.wins, item.losses)
+    for at, (wins, losses) in _borne_out([_of_a_team(seen) for seen in teams.values()]).items():
+        _add(own, at, wins, losses)
+    return own
+
+
+def _of_a_team(seen: Seen) -> Seen:
+    """What a team's outcomes are worth to policies that they are not of.
+
+    Each source is bounded before the sum: many passes hide no ratings.
+    """
+    parts = {at: _share(sum(sums), MOST_OF_A_TEAM, OTHERS_WEIGHT) for at, sums in seen.items()}
+    return _at_most({at: (parts[at] * wins, parts[at] * losses) for at, (wins, losses) in seen.items()}, MOST_OF_A_TEAM)
+
+
+def _borne_out(teams: Iterable[Seen]) -> Seen:
+    """The sum over teams without the largest count at each place, of wins and of losses.
+
+    So one team, whatever it does, makes of wins and of losses never more than the other teams have counted together.
+    """
+    given: dict[tuple[Source, str, str], list[tuple[float, float]]] = {}
+    for seen in teams:
+        for at, sums in seen.items():
+            given.setdefault(at, []).append(sums)
+    agreed: Seen = {}
+    for at, sums_of_teams in given.items():
+        wins, losses = ([sums[side] for sums in sums_of_teams] for side in (0, 1))
+        agreed[at] = (sum(sorted(wins)[:-1]), sum(sorted(losses)[:-1]))
+    return _at_most(agreed, MOST_OF_OTHERS)
+
+
+def _at_most(seen: Seen, most: float) -> Seen:
+    """No more than so many at each kind and tier, from all sources together."""
+    totals: dict[Cell, float] = {}
+    for (_, kind, tier), sums in seen.items():
+        totals[kind, tier] = totals.get((kind, tier), 0.0) + sum(sums)
+    parts = {cell: _share(total, most) for cell, total in totals.items()}
+    return {at: (parts[at[1:]] * wins, parts[at[1:]] * losses) for at, (wins, losses) in seen.items()}
+
+
+def _share(total: float, most: float, weight: float = 1.0) -> float:
+    """The part of so many outcomes that counts, at this weight and up to a bound."""
+    return min(weight, most / total) if total else 0.0
+
+
+def _add(seen: Seen, at: tuple[Source, str, str], wins: float, losses: float) -> None:
+    before = seen.get(at, (0.0, 0.0))
+    seen[at] = (before[0] + wins, before[1] + losses)
 
 
 def evidence(

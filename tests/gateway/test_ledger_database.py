@@ -10,16 +10,17 @@ import sqlite3
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, func, select, text
+from sqlalchemy import Connection, create_engine, func, select, text
 from sqlalchemy.exc import DBAPIError
 
 import gateway.ledger
@@ -42,6 +43,34 @@ async def test_migrations_make_exactly_the_schema(database: Database) -> None:
     config = Config()
     config.set_main_option("script_location", str(Path(gateway.ledger.__path__[0]) / "migrations"))
     assert ScriptDirectory.from_config(config).get_heads() == [HEAD]
+
+
+def test_outcomes_of_before_the_teams_were_kept_are_those_of_one(tmp_path: Path) -> None:
+    """Forth and back no count is lost."""
+    at = "day, source, policy, kind, tier, model"
+
+    def rows(of: str) -> list[tuple[object, ...]]:
+        with sqlite3.connect(tmp_path / "t.db") as file:
+            return file.execute(f"SELECT {of} FROM outcomes ORDER BY {of}").fetchall()
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(gateway.ledger.__path__[0]) / "migrations"))
+
+    def go(way: Callable[[Config, str], None], where: str) -> None:
+        with create_engine(f"sqlite:///{tmp_path / 't.db'}").begin() as connection:
+            config.attributes["connection"] = connection
+            way(config, where)
+
+    go(command.upgrade, "0013")
+    with sqlite3.connect(tmp_path / "t.db") as file:
+        file.execute(f"INSERT INTO outcomes ({at}, wins, losses) VALUES (1, 'audit', 'p', 'k', 'small', 'm', 2.5, 1)")
+    go(command.upgrade, "0014")
+    with sqlite3.connect(tmp_path / "t.db") as file:
+        more = "(1, 'audit', 'p', 't', 'k', 'small', 'm', 1, 1)"
+        file.execute(f"INSERT INTO outcomes (day, source, policy, team, kind, tier, model, wins, losses) VALUES {more}")
+    assert rows("team, wins, losses") == [("", 2.5, 1), ("t", 1, 1)]
+    go(command.downgrade, "0013")
+    assert rows(f"{at}, wins, losses") == [(1, "audit", "p", "k", "small", "m", 3.5, 2)]
 
 
 def test_a_row_has_the_columns_of_its_table_in_order() -> None:

@@ -83,6 +83,40 @@ async def test_bad_ratings_send_the_kind_to_a_larger_tier(
         assert (await ask(door)).headers["x-tierline-tier"] == after.headers["x-tierline-tier"]
 
 
+LOUD = AUTO.replace("name: default", "name: loud\napplies_to: {teams: [loud]}")
+
+
+async def test_ratings_of_one_team_leave_the_choice_of_other_policies_alone(
+    tmp_path: Path, upstream: MockUpstream, models: dict[str, Any]
+) -> None:
+    """Two keys of a team send a kind up in their policy; nobody else notices before another team agrees."""
+    (tmp_path / "policies").mkdir()
+    (tmp_path / "policies" / "loud.yaml").write_text(LOUD)
+    async with auto(tmp_path, upstream, models) as door:
+        outcomes = door.services.outcomes
+        keys = [await door.key(team="loud"), await door.key(team="loud")]
+        calm = await door.key(team="calm")
+        headers = ("x-tierline-tier", "x-tierline-p", "x-tierline-reason")
+
+        async def seen(token: str) -> list[str]:
+            await outcomes.refresh()
+            answer = await ask(door, token=token)
+            return [answer.headers[name] for name in headers]
+
+        before, tiers = await seen(calm), set()
+        for number in range(40):
+            answer = await ask(door, token=keys[number % 2])
+            assert answer.headers["x-tierline-policy"].startswith("loud@")
+            tiers.add(answer.headers["x-tierline-tier"])
+            assert (await rate(door, answer.headers["x-request-id"], "bad", keys[0]))["learned"]
+            if number % 10 == 9:
+                assert await seen(calm) == before
+        assert len(tiers) > 1
+        small = [outcome(False, policy="loud", team="2", kinds={"label_text": 1.0}, tier="small")] * 16
+        await store.add(door.services.database, small, now_ms() // DAY_MS)
+        assert float((await seen(calm))[1]) < float(before[1])
+
+
 async def test_a_rating_counts_once_by_any_name_and_is_on_record(
     tmp_path: Path, upstream: MockUpstream, models: dict[str, Any]
 ) -> None:

@@ -17,17 +17,18 @@ TODAY = 20_000
 
 
 def outcome(good: bool = True, **fields: Any) -> Outcome:
-    known = {"source": "feedback", "policy": "p", "key_id": "k", "tier": "small", "model": "m", "kinds": {"exam": 1.0}}
-    return Outcome(good=good, **{**known, **fields})
+    known = {"source": "feedback", "policy": "p", "team": "a", "key_id": "k", "tier": "small", "model": "m"}
+    return Outcome(good=good, **{"kinds": {"exam": 1.0}, **known, **fields})
 
 
 async def test_outcomes_add_up_whoever_brings_them(database: Database) -> None:
     found = [outcome(), outcome(False, kinds={"exam": 0.75, "chat": 0.25}), outcome(model="other", key_id="l")]
     assert await store.add(database, found, TODAY) == 3
-    assert await store.add(database, [outcome()], TODAY) == 1
+    assert await store.add(database, [outcome(), outcome(team="b")], TODAY) == 2
     assert await store.read(database, TODAY) == [
-        Counted("feedback", "p", "chat", "small", 0, 0.25),
-        Counted("feedback", "p", "exam", "small", 3, 0.75),
+        Counted("feedback", "p", "a", "chat", "small", 0, 0.25),
+        Counted("feedback", "p", "a", "exam", "small", 3, 0.75),
+        Counted("feedback", "p", "b", "exam", "small", 1, 0),
     ]
 
 

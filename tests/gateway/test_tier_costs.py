@@ -129,12 +129,20 @@ def test_what_was_learnt_is_shown(config: Path) -> None:
     own = run(config, "tiers", "show", "--policy", "p").stdout
     assert "policy p; table " in own
     assert "shipped" not in own
-    assert "p       feedback  label_text  small  15.0  0.0" in own
+    assert "p       a     feedback  label_text  small  15.0  0.0" in own
     found = json.loads(run(config, "tiers", "show", "--json").stdout)
-    assert found["kinds"]["label_text"]["small"]["outcomes"] == pytest.approx(15 / 4)
+    assert found["kinds"]["label_text"]["small"]["outcomes"] == 0  # of one team only
     assert found["kinds"]["label_text"]["small"]["mean"] > found["kinds"]["label_text"]["small"]["lower"]
     assert found["outcomes"] == [
-        {"source": "feedback", "policy": "p", "kind": "label_text", "tier": "small", "wins": 15.0, "losses": 0.0}
+        {
+            "source": "feedback",
+            "policy": "p",
+            "team": "a",
+            "kind": "label_text",
+            "tier": "small",
+            "wins": 15.0,
+            "losses": 0.0,
+        }
     ]
     other = run(config, "tiers", "show", "--policy", "q")
     assert other.exit_code == 0
