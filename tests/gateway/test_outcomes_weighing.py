@@ -157,3 +157,16 @@ def test_a_table_learns_by_policy_and_has_a_name() -> None:
 
 def test_kinds_of_an_earlier_version_are_passed_over() -> None:
     assert learned([counted(5, 0, at=("a kind that is no more", TIER))], "mine")[1] == SHIPPED
+
+
+def test_few_own_ratings_do_much() -> None:
+    """As docs/routing.md says: one bad rating of the tier that was chosen moves 15 of the 20 kinds."""
+    moved = 0
+    for kind in KINDS:
+        complexity = default_table().complexity[kind]
+        profile = TaskProfile(KINDS[kind], 1.0, complexity, True, {}, {KINDS[kind]: 1.0}, {kind: 1.0})
+        tier = choose(profile).tier
+        table, _ = learned([counted(0, 1, at=(kind, tier))], "mine")
+        moved += choose(profile, table=table).tier != tier
+    assert (moved, len(KINDS)) == (15, 20)
+    assert sum(row["small"].source == "prior" for row in default_table().cells.values()) == 11
