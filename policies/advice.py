@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from policies.leftovers import Leftover
+from policies.pattern_width import longest
 from policies.policy import Policy
 from policies.reach import Unreachable, unreachable
 from policies.schema.document import PolicyDocument
@@ -33,7 +34,7 @@ def warnings_of(document: Document, policy: Policy, leftovers: Sequence[Leftover
 
     for place, message in leftovers:
         warn(place, message)
-    for place, message in _over(policy, datetime.now(UTC)):
+    for place, message in (*_over(policy, datetime.now(UTC)), *_too_long(policy)):
         warn(place, message)
     # A policy that is rolled out has the scope of another one, which is not known here.
     scope = None if policy.document.rollout else policy.document.applies_to
@@ -127,6 +128,23 @@ def _over(policy: Policy, now: datetime) -> list[Leftover]:
     if rollout is not None and rollout.steps and rollout.guard is None:
         found.append((("rollout", "steps"), "there is no 'guard': the steps go on whatever becomes of the requests."))
     return found
+
+
+def _too_long(policy: Policy) -> Iterator[Leftover]:
+    """What guardrails look for in answers that the window of a stream cannot hold."""
+    guardrails = policy.document.guardrails
+    if guardrails is None or guardrails.streams != "window":
+        return
+    for index, rule in enumerate(guardrails.after):
+        sought = [("patterns", number, longest(pattern)) for number, pattern in enumerate(rule.patterns)]
+        sought += [("phrases", number, len(phrase)) for number, phrase in enumerate(rule.phrases)]
+        for name, number, length in sought:
+            if length is not None and length > guardrails.window:
+                yield (
+                    ("guardrails", "after", index, name, number),
+                    f"a match may be longer than the {guardrails.window} characters that a stream holds back, and then"
+                    " it passes unseen: bound its repetitions, raise 'window', or give 'streams: hold'.",
+                )
 
 
 def _why_unreachable(item: Unreachable) -> str:

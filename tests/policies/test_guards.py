@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policies.check import check
 from policies.guards import Guard, compile_guards
 from policies.load import load_file
 from policies.schema.guardrails import Guardrails
@@ -208,3 +209,24 @@ def test_the_fingerprint_tells_answers_apart(tmp_path: Path) -> None:
     assert one == fingerprint("{after: [{name: a, phrases: [x]}], before: [{name: b, phrases: [x]}]}")
     assert one != fingerprint("after: [{name: a, phrases: [y]}]")
     assert fingerprint("before: [{name: a, phrases: [y]}]") == ""
+
+
+@pytest.mark.parametrize(
+    ("rules", "warned"),
+    [
+        (r"after: [{name: a, patterns: ['BEGIN[\s\S]*END']}]", True),
+        (r"after: [{name: a, patterns: ['a(foo|b{250}x)c']}]", True),
+        (r"{window: 20, after: [{name: a, phrases: [a phrase of more than twenty]}]}", True),
+        (r"{window: 252, after: [{name: a, patterns: ['a(foo|b{250}x)']}]}", False),
+        (r"after: [{name: a, patterns: ['\bTCK-\d+\b', '(?i)x.*', '\pL{3}\x{4e00}', '\Qa.b\E']}]", False),
+        (r"{streams: hold, after: [{name: a, patterns: ['BEGIN[\s\S]*END']}]}", False),
+        (r"before: [{name: a, patterns: ['BEGIN[\s\S]*END']}]", False),
+    ],
+)
+def test_a_pattern_that_a_stream_cannot_hold_is_warned_of(tmp_path: Path, rules: str, warned: bool) -> None:
+    write(tmp_path, policy=f"{EVERYBODY}guardrails:\n  {rules}\n")
+    report = check(tmp_path / "policy.yaml")
+    assert report.ok
+    warnings = [problem for problem in report.warnings if "passes unseen" in problem.message]
+    assert len(warnings) == warned
+    assert all("guardrails:" in (tmp_path / "policy.yaml").read_text().split("\n")[one.line - 2] for one in warnings)
