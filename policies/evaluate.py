@@ -53,6 +53,7 @@ class Decision(msgspec.Struct, frozen=True):
         auto: the choice behind `tier: auto`; `quality_target` is what it looked for.
         rule_errors: rules that failed on this request, with the reason.
         on_abort: what becomes of a stream whose client leaves: the rule's setting, else the policy's.
+        by_session: the conversation was held at another tier than was decided: at `requested_tier`.
         escalate: how the answer is checked before anybody sees it, and who is asked next; None: it is not checked.
         cache, limits, budget: the policy's settings.
     """
@@ -75,14 +76,18 @@ class Decision(msgspec.Struct, frozen=True):
     budget: Budget | None
     escalate: Escalate | None = None
     quality_target: float | None = None
+    by_session: bool = False
 
     @property
     def reason(self) -> str:
-        """Why, in one word: what `tier: auto` found, or `rule`, `default`, `pinned`, `named_model`, `budget_exhausted`.
+        """Why, in one word: `session`, or what `tier: auto` found, or `rule`, `default`, `pinned`, `named_model`,
+        `budget_exhausted`.
 
         `auto_target`: the tier reaches the target; `auto_best`: none does, and it is near the best; `auto_unknown`: the
         request is unlike anything known.
         """
+        if self.by_session:
+            return "session"
         if self.auto is not None and self.quality_target is not None:
             if not self.auto.lower:
                 return "auto_unknown"

@@ -109,15 +109,31 @@ def _most(needed: Mapping[str, float]) -> str:
     return next(tier for tier, share in zip(needed, covered, strict=True) if share >= 0.5 - 1e-9)
 
 
+def bound_text(lower: float, target: float | None) -> str:
+    """A bound with two digits, or with as many more as it takes to see whether it reaches the target."""
+    for digits in range(2, 6):
+        text = f"{lower:.{digits}f}"
+        if target is None or (float(text) >= target) == (lower >= target):
+            break
+    return text
+
+
+def target_text(target: float) -> str:
+    """A target with two digits, or all that it has."""
+    return f"{target:.2f}" if round(target, 2) == target else f"{target:g}"
+
+
 def _why(tier: str, lower: float, target: float, reached: float) -> str:
-    promise = f"P(success) of at least {lower:.2f}"
+    promise = f"P(success) of at least {bound_text(lower, target)}"
     if lower >= target:
-        return f"'{tier}' is the smallest tier whose {promise} reaches the target {target:.2f}"
+        return f"'{tier}' is the smallest tier whose {promise} reaches the target {target_text(target)}"
     if reached >= 0.5:
-        return f"'{tier}' is enough for most of what this may be; {promise} over all, the target is {target:.2f}"
+        return (
+            f"'{tier}' is enough for most of what this may be; {promise} over all, the target is {target_text(target)}"
+        )
     return (
-        f"no tier reaches the target {target:.2f}; '{tier}' is the smallest within {WORTHWHILE_GAIN:.2f} of the best,"
-        f" with {promise}"
+        f"no tier reaches the target {target_text(target)}; '{tier}' is the smallest within {WORTHWHILE_GAIN:.2f} of"
+        f" the best, with {promise}"
     )
 
 

@@ -152,7 +152,8 @@ def _larger(pin: Pin, wish: Wish, terms: Terms, cost: SwitchCost) -> Step:
         gain, needed = odds[wish.tier] - odds[pin.tier], terms.margin + cost.share()
         weighed = f"'{wish.tier}' would gain {gain:.3f} of P(success), a switch needs more than {needed:.3f}"
         if gain <= needed:
-            return _kept(replace(pin, fewer=0, largest=""), weighed, gain, needed)
+            why = f"{weighed}: it stays on '{pin.tier}'"
+            return _kept(replace(pin, fewer=0, largest=""), why, gain, needed)
         why = f"{weighed}: it leaves '{pin.tier}'"
     else:
         why = f"this turn is decided for the larger '{wish.tier}': it leaves '{pin.tier}'"

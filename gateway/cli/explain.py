@@ -54,7 +54,7 @@ def _print(found: Explanation) -> None:
         print("  no routing decision: it was refused, or answered before one was needed")
     else:
         _print_decision(found.decision)
-        _print_tiers(found.tiers)
+        _print_tiers(found.tiers, found.decision.get("features", {}).get("quality_target"))
     for row in found.rows:
         moment = datetime.fromtimestamp(row["ts_ms"] / 1000, UTC).isoformat(timespec="milliseconds")
         where = " on ".join(part for part in (row["model"], row["backend"]) if part) or "nowhere"
@@ -97,9 +97,10 @@ def _print_decision(decision: dict[str, Any]) -> None:
         _block(f"candidate {number}", {name: value for name, value in candidate.items() if name != "rates"})
 
 
-def _print_tiers(tiers: list[dict[str, Any]]) -> None:
+def _print_tiers(tiers: list[dict[str, Any]], target: float | None) -> None:
     """A line per tier: how likely it was to do well, what it costs for these tokens, why it was chosen or not."""
     from gateway.ledger.money import format_usd
+    from tiers.choose import bound_text
 
     if not tiers:
         return
@@ -108,7 +109,8 @@ def _print_tiers(tiers: list[dict[str, Any]]) -> None:
         exact = tier["cost_nanousd"] is not None
         amount = tier["cost_nanousd"] if exact else tier["estimated_nanousd"]
         cost = "-" if amount is None else f"{'' if exact else '~'}{format_usd(amount)}"
-        numbers = ["-" if tier[name] is None else f"{tier[name]:.2f}" for name in ("p", "lower")]
+        numbers = ["-" if tier["p"] is None else f"{tier['p']:.2f}"]
+        numbers.append("-" if tier["lower"] is None else bound_text(tier["lower"], target))
         outcomes = "-" if tier["outcomes"] is None else f"{tier['outcomes']:g}"
         mark = "" if tier["role"] is None else f"{tier['role']}: " if tier["role"] != "chosen" else ""
         lines.append((tier["tier"], tier["model"] or "-", *numbers, outcomes, cost, f"{mark}{tier['why']}"))

@@ -8,11 +8,12 @@ number is taken for all.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.ledger.prices import ModelPrice, Rates, cost
 from gateway.ledger.usage import Usage
 from tiers import TIERS
+from tiers.choose import bound_text, target_text
 
 # Outcomes of rows whose usage is that of a whole answer.
 _WHOLE = ("success", "cache_hit")
@@ -32,6 +33,7 @@ def alternatives(decision: Mapping[str, Any], rows: Sequence[Mapping[str, Any]])
     answer = next((row for row in reversed(rows) if row["outcome"] in _WHOLE), None)
     used = None if answer is None else _usage_of(answer)
     target, chosen = features.get("quality_target"), decision.get("tier")
+    stay = _stay(features, chosen)
     listed = {candidate.get("tier") for candidate in decision.get("candidates", [])}
     found = []
     for tier in TIERS:
@@ -49,7 +51,8 @@ def alternatives(decision: Mapping[str, Any], rows: Sequence[Mapping[str, Any]])
                 "estimated_nanousd": _cost(model, expected),
                 "cost_nanousd": None if used is None else _cost(model, used),
                 "role": _role(tier, chosen, answer, listed),
-                "why": _why(tier, chosen, lower, target, models),
+                "why": _after_another(tier, chosen, lower, rows, answer)
+                or _why(tier, chosen, lower, target, models, stay),
             }
         )
     return found
@@ -72,19 +75,61 @@ def _role(tier: str, chosen: str | None, answer: Mapping[str, Any] | None, liste
     return "fallback" if tier in listed else None
 
 
-def _why(tier: str, chosen: str | None, lower: float | None, target: float | None, models: Mapping[str, object]) -> str:
+class _Stay(NamedTuple):
+    """A turn of a conversation that was decided for one tier, and that another tier got."""
+
+    wanted: str
+    kept: bool  # where the conversation was; else it goes only a part of the way
+
+
+def _stay(features: Mapping[str, Any], chosen: str | None) -> _Stay | None:
+    turn = features.get("session")
+    if turn is None or turn["wanted"] == chosen or turn["outcome"] not in ("kept", "downgraded"):
+        return None
+    return _Stay(turn["wanted"], turn["outcome"] == "kept")
+
+
+def _after_another(
+    tier: str,
+    chosen: str | None,
+    lower: float | None,
+    rows: Sequence[Mapping[str, Any]],
+    answer: Mapping[str, Any] | None,
+) -> str | None:
+    """Why a tier answered that was not the first to be asked."""
+    if answer is None or answer["outcome"] != "success" or answer["tier"] != tier or chosen in (tier, None, ""):
+        return None
+    if any(row["outcome"] == "escalated" for row in rows):
+        return "escalated to"
+    return "fallen back to" if lower is None else None
+
+
+def _why(
+    tier: str,
+    chosen: str | None,
+    lower: float | None,
+    target: float | None,
+    models: Mapping[str, object],
+    stay: _Stay | None,
+) -> str:
     """Why a tier was chosen, or not."""
+    wanted = chosen if stay is None else stay.wanted
+    reaches = lower is not None and target is not None and lower >= target
     if tier == chosen:
         served = "" if tier in models else ", but no model of it could serve"
-        reaches = lower is not None and target is not None and lower >= target
+        if stay is not None:
+            return f"where the conversation {'is' if stay.kept else 'goes'}{served}"
         return f"the smallest that is good enough{served}" if reaches else f"chosen{served}"
+    if tier == wanted:
+        said = "the smallest that is good enough" if reaches else "decided on"
+        return f"{said}, but the conversation {'stays on' if stay and stay.kept else 'goes to'} '{chosen}'"
     if tier not in models:
         return "no model of it could serve"
-    if lower is None or target is None or chosen not in TIERS:
+    if lower is None or target is None or wanted not in TIERS:
         return "not decided on"
     if lower < target:
-        return f"may fail: at least {lower:.2f} is below the target {target:.2f}"
-    if TIERS.index(tier) > TIERS.index(chosen):
+        return f"may fail: at least {bound_text(lower, target)} is below the target {target_text(target)}"
+    if TIERS.index(tier) > TIERS.index(wanted):
         return "good enough, and larger than it takes"
     return "good enough, but not fit for what the request needs"
 

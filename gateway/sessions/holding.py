@@ -89,7 +89,9 @@ async def hold(services: Services, life: Life, policy: Policy, session: SessionP
     why = f"{decision.why}; session: {taken.why}"
     if taken.tier != wish.tier or (wish.model is not None and taken.model != wish.model):
         # A tier, within which `prefer` looks for the model that the conversation knows.
-        decision = with_tier(policy, replace(decision, model=None, fallback_reason=None), taken.tier)
+        by_session = taken.tier != wish.tier
+        held = replace(decision, model=None, fallback_reason=None, by_session=by_session)
+        decision = with_tier(policy, held, taken.tier)
     life.decision = replace(decision, why=why)
 
 

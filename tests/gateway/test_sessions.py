@@ -87,6 +87,17 @@ async def test_a_rule_that_is_not_sticky_and_a_named_model_leave_it_where_it_is(
     assert await turn(door, "hello") == ("kept", "second")
 
 
+async def test_the_headers_name_the_conversation_where_it_decided(door: FrontDoor) -> None:
+    async def ask(text: str) -> str:
+        messages = [{"role": "user", "content": text}]
+        answer = await door.chat("auto", messages=messages, headers={"x-tierline-session": "s-1"})
+        return f"{answer.headers['x-tierline-tier']} {answer.headers['x-tierline-reason']}"
+
+    assert [await ask(text) for text in ("BIG", "BIG", "hello", "NOW")] == [
+        "large rule", "large rule", "large session", "small rule",
+    ]  # fmt: skip
+
+
 async def test_it_is_known_by_how_it_begins(door: FrontDoor) -> None:
     async def ask(*texts: str, token: str | None = None) -> tuple[str | None, str | None]:
         roles = ("system", "user", "assistant", "user", "assistant", "user")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tiers import TIERS
 from tiers.beta import logit, sigmoid
-from tiers.choose import WORTHWHILE_GAIN, choose
+from tiers.choose import WORTHWHILE_GAIN, bound_text, choose, target_text
 from tiers.success import TABLE_FILE, Cell, SuccessTable, default_table
 from tiers.task import KINDS, TASKS, TaskProfile, default_classifier
 
@@ -168,3 +168,25 @@ def test_a_table_survives_saving(tmp_path: Path) -> None:
 @given(st.floats(-20, 20))
 def test_sigmoid_inverts_logit(x: float) -> None:
     assert logit(sigmoid(x)) == pytest.approx(max(-13.8155, min(13.8155, x)), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("lower", "target", "text"),
+    [
+        (0.8964, 0.9, "0.896"),
+        (0.89996, 0.9, "0.89996"),
+        (0.9, 0.9, "0.90"),
+        (0.8961, 0.896, "0.90"),
+        (0.8941, 0.894, "0.894"),
+        (0.5, 0.9, "0.50"),
+        (0.8964, None, "0.90"),
+    ],
+)
+def test_a_bound_is_shown_with_the_digits_that_tell_it_from_the_target(
+    lower: float, target: float | None, text: str
+) -> None:
+    assert bound_text(lower, target) == text
+
+
+def test_a_target_is_shown_whole() -> None:
+    assert [target_text(target) for target in (0.9, 0.895, 1)] == ["0.90", "0.895", "1.00"]
