@@ -1,4 +1,5 @@
-"""What the gateway's log says of edited policies, and how `tierline up` hears it, to say it on the terminal.
+"""What the gateway's log says of edited policies and of those that are taken back by themselves, and how `tierline up`
+hears it, to say it on the terminal.
 
 Whoever edits a policy looks at the terminal or at the policy, not into `log/gateway.log`: a refused edit that only the
 log knows of looks like one that counts.
@@ -13,7 +14,8 @@ import msgspec
 
 REFUSED: Final = "policies refused, the last good set stays in force: "
 IN_FORCE: Final = "policies in force, version "
-_TEXT: Final = re.compile(r"\S+ (?:error|info) +(policies .+)")
+_ROLLOUT: Final = re.compile(r"policy \S+ is (?:rolled back to .+|tried again)")
+_TEXT: Final = re.compile(r"\S+ (?:error|info) +(polic(?:ies|y) .+)")
 
 
 class _JsonLine(msgspec.Struct):
@@ -30,6 +32,7 @@ class PolicyNews:
     def __init__(self) -> None:
         self._refused: set[str] = set()
         self._in_force = ""
+        self._rolled_back: dict[str, str] = {}  # by policy and version, what was said last
 
     def __call__(self, line: str) -> str | None:
         event = _event(line)
@@ -38,6 +41,11 @@ class PolicyNews:
         if event.startswith(REFUSED):
             known = event in self._refused
             self._refused.add(event)
+            return None if known else event
+        if _ROLLOUT.match(event):
+            name = event.split()[1]
+            known = self._rolled_back.get(name) == event
+            self._rolled_back[name] = event
             return None if known else event
         if event == self._in_force and not self._refused:
             return None
@@ -48,7 +56,7 @@ class PolicyNews:
 
 def _event(line: str) -> str | None:
     """What a line of the log, as text or JSON, says of policies."""
-    if "policies " not in line:
+    if "policies " not in line and "policy " not in line:
         return None
     if line.startswith("{"):
         try:
@@ -58,4 +66,4 @@ def _event(line: str) -> str | None:
     else:
         found = _TEXT.match(line)
         event = found[1] if found else ""
-    return event if event.startswith((REFUSED, IN_FORCE)) else None
+    return event if event.startswith((REFUSED, IN_FORCE)) or _ROLLOUT.match(event) else None

@@ -1,7 +1,7 @@
 """Measure how a model's log-probabilities say that it is right: ask it examples, compare, fit its curve.
 
 The curve is a logistic regression on two numbers of an answer, the mean log-probability of its tokens and their mean
-margin; with so few parameters some fifty examples do. Where there are hundreds, isotonic regression (pool adjacent
+margin; with so few parameters some forty examples do. Where there are hundreds, isotonic regression (pool adjacent
 violators) bends it to what was observed. What it is worth is told on examples that it was not fitted to (five folds):
 the expected calibration error (Naeini et al. 2015) in ten bins of equal width.
 """
@@ -25,6 +25,8 @@ from gateway.escalating.confidence import Curve, along, features
 
 LEAST_EXAMPLES: Final = 40
 LEAST_OF_EACH: Final = 5  # right and wrong answers
+MOST_SAMPLES: Final = 3  # answers that are shown where too few are of one kind
+_MOST_SHOWN: Final = 80  # characters of each
 LEAST_TO_BEND: Final = 200  # with fewer, isotonic regression follows chance
 BINS: Final = 10
 FOLDS: Final = 5
@@ -54,11 +56,13 @@ class _Line(msgspec.Struct):
 
 
 class Observed(msgspec.Struct, frozen=True):
-    """One answer: what its tokens say, and whether it is right."""
+    """One answer: what its tokens say, whether it is right, what it was, and what was expected."""
 
     logprob: float
     margin: float
     right: bool
+    said: str = ""
+    expected: tuple[str, ...] = ()
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -140,7 +144,8 @@ async def observe(
         said = of_whole(decode_answer(answer.content))[0]
         if not said.tokens:
             return None
-        return Observed(*features(said.tokens), is_right(said.text, example.expected, match))
+        right = is_right(said.text, example.expected, match)
+        return Observed(*features(said.tokens), right, said.text, example.expected)
 
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=300) as client:
         tasks = [asyncio.create_task(one(client, example)) for example in examples]
@@ -163,6 +168,19 @@ def _message(answer: httpx.Response) -> str:
         return answer.text[:200]
 
 
+def _samples(observed: Sequence[Observed], right: int) -> str:
+    """A line for each of a few answers of the kind there is too much of."""
+    wanted = right * 2 > len(observed)
+    shown = [item for item in observed if item.right == wanted and item.expected][:MOST_SAMPLES]
+    return "".join(
+        f"\n  expected {' or '.join(map(_shown, item.expected[:3]))}, got {_shown(item.said)}" for item in shown
+    )
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 1] + "\u2026")
+
+
 def measure(model: str, observed: Sequence[Observed]) -> Measured:
     """Fit the curve of a model, and say how good it is.
 
@@ -175,7 +193,8 @@ def measure(model: str, observed: Sequence[Observed]) -> Measured:
     if min(right, len(y) - right) < LEAST_OF_EACH:
         raise InvalidExamples(
             f"{right} of {len(y)} answers are right: at least {LEAST_OF_EACH} right and {LEAST_OF_EACH} wrong ones are "
-            "needed to tell them apart. Take harder or easier examples, or compare otherwise (--match)."
+            "needed to tell them apart. Take harder or easier examples, or compare otherwise: '--match exact', which is"
+            f" the default, takes the whole answer, '--match contains' looks for it inside.{_samples(observed, right)}"
         )
     bias, by_logprob, by_margin = fit(x, y)
     knots = bent(_logistic((bias, by_logprob, by_margin), x), y)

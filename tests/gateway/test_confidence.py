@@ -187,6 +187,14 @@ def test_a_curve_is_fitted_to_what_was_observed() -> None:
     assert shares == sorted(shares, reverse=True)  # type: ignore[type-var]
     with pytest.raises(InvalidExamples, match="right"):
         measure("m", [Observed(-0.1, 0.5, True)] * 60)
+    wrong = Observed(-0.1, 0.5, False, "It is\npositive. " + "So " * 100, ("positive", "good"))
+    with pytest.raises(InvalidExamples) as caught:
+        measure("m", [*[Observed(-0.1, 0.5, True, "bad", ("bad",))] * 4, *[wrong] * 60])
+    said, *samples = str(caught.value).split("\n")
+    assert "'--match exact', which is the default" in said
+    assert len(samples) == 3
+    assert samples[0].startswith("  expected 'positive' or 'good', got 'It is\\npositive. So ")
+    assert len(samples[0]) < 130
 
 
 def test_many_answers_bend_the_curve_to_what_was_observed() -> None:

@@ -66,6 +66,17 @@ def test_what_several_gateways_say_is_news_once() -> None:
     assert news(good) == good[33:], "the same version as before the refusal is news again"
 
 
+def test_a_roll_back_is_news_once_until_it_is_tried_again() -> None:
+    news = PolicyNews()
+    back = "policy next@0123456789ab is rolled back to default: error_rate: 100.00 % new"
+    again = "policy next@0123456789ab is tried again"
+    said = [f"2026-11-30T12:00:00.000Z error   {back}", f"2026-11-30T12:00:00.100Z info    {again}"]
+    as_json = '{"level": "error", "event": "' + back + '"}'
+    heard = [news(line) for line in (said[0], said[0], as_json, said[1], said[1], as_json)]
+    assert heard == [back, None, None, again, None, back]
+    assert news("2026-11-30T12:00:00.000Z info    policy next@0123456789ab goes to 50 %") is None
+
+
 @pytest.mark.parametrize(
     "line",
     ["", "{", '{"event": 3, "x": "policies "}', '{"event": "policies reloaded"}', f"prompt: {BAD}", "policies refused"],
