@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli import tiers_learnt
+from gateway.cli import tiers_forget, tiers_learnt
 from gateway.cli.calibrate import calibrate
 from gateway.cli.common import Exit, JsonOption, fail, print_json
 from tiers import TIERS
@@ -18,6 +18,7 @@ app = typer.Typer(no_args_is_help=True, help="How good tiers are, and what they 
 app.command()(calibrate)
 app.command()(tiers_learnt.estimate)
 app.command()(tiers_learnt.show)
+app.command()(tiers_forget.forget)
 
 
 @app.command()

@@ -31,7 +31,7 @@ CONTRACT = {
     "policy": ["check", "explain", "test", "simulate", "history", "show", "diff", "rollout"],
     "cost": ["report"],
     "batches": ["list", "show", "cancel"],
-    "tiers": ["evaluate", "show", "estimate", "calibrate"],
+    "tiers": ["evaluate", "show", "estimate", "calibrate", "forget"],
     "admin": ["audit", "keys create", "keys list", "keys rotate", "keys revoke"],
 }
 

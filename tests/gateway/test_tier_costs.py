@@ -11,6 +11,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from gateway.access.audit import audit_rows
 from gateway.cli.main import build
 from gateway.ledger.database import Database
 from gateway.ledger.rows import LedgerRow, new_id, now_ms
@@ -147,3 +148,37 @@ def test_what_was_learnt_is_shown(config: Path) -> None:
     other = run(config, "tiers", "show", "--policy", "q")
     assert other.exit_code == 0
     assert "no outcomes yet" in other.stdout
+
+
+def test_what_was_learnt_is_forgotten_by_what_is_asked_and_written_down(config: Path) -> None:
+    url = f"sqlite:///{config.parent}/var/tierline.db"
+    today = now_ms() // DAY_MS
+
+    async def work() -> None:
+        database = await Database.open(url)
+        await store.add(database, [outcome(False, kinds={"write_function": 1.0}, policy="p", team="b")] * 2, today)
+        await store.add(database, [outcome(kinds={"label_text": 1.0}, policy="q", team="b")], today - 3)
+        await database.close()
+
+    async def left() -> tuple[list[tuple[str, str]], list[Any]]:
+        database = await Database.open(url)
+        found = [(item.policy, item.kind) for item in await store.read(database, today)]
+        rows = await audit_rows(database, action="outcomes.forget")
+        await database.close()
+        return found, rows
+
+    asyncio.run(work())
+    assert "forgotten: 0 good, 0 bad" in run(config, "tiers", "forget", "--task", "translation").stdout
+    assert "forgotten: 0 good, 0 bad" in run(config, "tiers", "forget", "--task", "coding", "--policy", "q").stdout
+    done = run(config, "tiers", "forget", "--task", "label_text", "--since", "1d", "--json")
+    assert json.loads(done.stdout) == {"good": 15.0, "bad": 0.0}
+    found, rows = asyncio.run(left())
+    assert found == [("p", "write_function"), ("q", "label_text")]
+    assert (rows[0].before, rows[0].after) == (
+        {"wins": 15.0, "losses": 0.0}, {"kinds": ["label_text"], "since_day": (now_ms() - DAY_MS) // DAY_MS}
+    )  # fmt: skip
+    assert "forgotten: 1 good, 2 bad" in run(config, "tiers", "forget", "--all").stdout
+    assert asyncio.run(left())[0] == []
+    for wrong in ([], ["--all", "--policy", "p"], ["--task", "juggling"], ["--team", "nobody"], ["--since", "soon"]):
+        refused = run(config, "tiers", "forget", *wrong)
+        assert refused.exit_code == 2, wrong
