@@ -176,19 +176,20 @@ class _Checker:
             for operand in operands:
                 if operand.type not in ("string", "dyn"):
                     hint = " For a list write: 'x' in LIST." if operand.type == "list" else ""
-                    self.fault(operand.offset, f"'{name}' needs text, this is a {operand.type}.{hint}")
+                    self.fault(operand.offset, f"'{name}' needs text, this is {_a(operand.type)}.{hint}")
         return _Typed(FUNCTIONS.get(name, "dyn"), node.offset)
 
     # --- types
 
     def want_bool(self, value: _Typed, where: str) -> None:
         if value.type not in ("bool", "dyn"):
-            self.fault(value.offset, f"{where} needs true or false, this is a {value.type}; compare it with something.")
+            found = _a(value.type)
+            self.fault(value.offset, f"{where} needs true or false, this is {found}; compare it with something.")
 
     def compare(self, mark: str, left: _Typed, right: _Typed, offset: int) -> None:
         if mark == "in":
             if right.type not in ("list", "map", "dyn"):
-                self.fault(right.offset, f"'in' needs a list on its right, this is a {right.type}.")
+                self.fault(right.offset, f"'in' needs a list on its right, this is {_a(right.type)}.")
             for item in right.items:
                 self.same_kind(left, item, item.offset, "are never equal")
                 self.known_value(left, item)
@@ -243,8 +244,13 @@ def check(root: Node, variables: Mapping[str, Variable] = VARIABLES) -> list[Fau
     except RecursionError:
         return [Fault(0, "the condition is nested too deeply.")]
     if result.type not in ("bool", "dyn"):
-        checker.fault(result.offset, f"a condition must be true or false, this is a {result.type}.")
+        checker.fault(result.offset, f"a condition must be true or false, this is {_a(result.type)}.")
     return sorted(checker.faults, key=lambda fault: fault.offset)
+
+
+def _a(type: str) -> str:
+    """A type with its article."""
+    return f"an {type}" if type.startswith("i") else f"a {type}"
 
 
 def _close(name: str, known: Mapping[str, object]) -> str | None:

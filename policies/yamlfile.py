@@ -7,8 +7,9 @@ as `FILE:LINE:COLUMN: message` with a suggestion where a known name is close.
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar, get_args
 
@@ -180,7 +181,8 @@ def _problem(document: Document, model: type[BaseModel], item: dict[str, Any]) -
         known = _fields_at(model, path[:-1])
         close = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.6)
         allowed = "" if close or not known else f" Known keys here: {', '.join(sorted(known))}."
-        return document.problem(path, f"unknown key '{path[-1]}'.{allowed}", close[0] if close else None)
+        message = f"unknown key '{path[-1]}'.{_foreign(str(path[-1]))}{allowed}"
+        return document.problem(path, message, close[0] if close else None)
     if item["type"] == "missing":
         line, column = document.position(path[:-1])
         return Problem(document.file, line, column, f"'{name}' is missing.", name)
@@ -193,7 +195,36 @@ def _problem(document: Document, model: type[BaseModel], item: dict[str, Any]) -
         return document.problem(path, message + ".", close[0] if close else None)
     if wanted := _WANTED.get(item["type"]):
         message = f"it must be {wanted}"
-    return document.problem(path, f"'{name}': {message}." if name else f"{message}.")
+    if wrong := _wrong_length(item):
+        message = wrong
+    message = message.replace("Input should be", "it must be").replace("String should match", "it must match")
+    problem = document.problem(path, f"'{name}': {message}." if name else f"{message}.")
+    if item.get("ctx", {}).get("at_value") and (at := document.values.get(path)):
+        return replace(problem, line=at[0], column=at[1])
+    return problem
+
+
+def _wrong_length(item: Mapping[str, Any]) -> str | None:
+    """What is wrong with the length of a text or a list; None: something else is wrong."""
+    kind, ctx = item["type"], item.get("ctx", {})
+    if kind not in ("string_too_long", "string_too_short", "too_long", "too_short"):
+        return None
+    has = f"{len(item['input']):,}"
+    if kind.endswith("too_short") and ctx["min_length"] == 1:
+        return "it must not be empty"
+    one, many = ("character", "characters") if kind.startswith("string") else ("entry", "entries")
+    bound = ctx["max_length"] if kind.endswith("long") else ctx["min_length"]
+    what = f"{bound:,} {one if bound == 1 else many}"
+    return f"it must have at {'most' if kind.endswith('long') else 'least'} {what}, and has {has}"
+
+
+def _foreign(key: str) -> str:
+    """Names the first letter of a key that is none of English: it may look like one."""
+    for character in key:
+        if not character.isascii():
+            named = unicodedata.name(character, "")
+            return f" It holds U+{ord(character):04X}{f' ({named})' if named else ''}."
+    return ""
 
 
 def _parent(path: str) -> tuple[str, ...]:

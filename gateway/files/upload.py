@@ -15,6 +15,8 @@ from gateway.dialects.errors import BadRequest, TooLarge
 MAX_FIELDS: Final = 16
 MAX_FIELD_BYTES: Final = 4096
 MAX_FILENAME: Final = 255
+# Of one header of a part: the names of its field and file, or its type.
+MAX_HEADER_BYTES: Final = 4096
 # What surrounds a file in its form.
 FRAMING_BYTES: Final = 64 * 1024
 
@@ -79,6 +81,7 @@ class _Reader:
                 "on_part_end": self._end,
                 "on_end": self._whole,
             },
+            max_header_size=FRAMING_BYTES,  # ours counts before, and says what is too long
         )
         self._pieces: list[bytes] = []
         self._name = self._value = b""
@@ -110,6 +113,9 @@ class _Reader:
 
     def _header_value(self, data: bytes, start: int, end: int) -> None:
         self._value += data[start:end]
+        if len(self._value) > MAX_HEADER_BYTES:
+            what = "The name of the file" if self._name.lower() == b"content-disposition" else "A header of the form"
+            raise BadRequest(f"{what} is too long: more than {MAX_HEADER_BYTES} bytes.", code="invalid_form")
 
     def _header_end(self) -> None:
         name = self._name.lower()

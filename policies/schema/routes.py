@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from policies.schema.base import Duration, RouteName, Strict, TierName
 from policies.schema.escalation import Escalate, ascending
@@ -69,7 +70,8 @@ class Route(Strict):
     @classmethod
     def _condition(cls, when: Any) -> Any:
         if when is not None and not isinstance(when, str):
-            raise ValueError("it must be text: a CEL expression, in quotes")
+            text = "it must be text: a CEL expression, in quotes"
+            raise PydanticCustomError("condition", text, {"at_value": True})  # where its other faults are
         return when
 
     @field_validator("cascade")

@@ -106,6 +106,11 @@ async def test_forms_that_are_wrong(door: FrontDoor) -> None:
     assert await raw(purpose + file + file + b"--x--\r\n") == (400, "invalid_form")
     assert await raw(purpose + b"--x--\r\n") == (400, "missing_required_parameter")
     assert await raw(b"--x\r\n\r\nnameless\r\n" + purpose + b"--x--\r\n") == (400, "invalid_form")
+    for name in ("n" * 5000, "n" * 60_000):
+        upload = {"file": (name, b"x")}
+        answer = await door.client.post("/v1/files", data={"purpose": "batch"}, files=upload, headers=door.headers())
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_form")
+        assert "The name of the file is too long" in answer.json()["error"]["message"]
     assert await raw(b"{}", "application/json") == (400, "invalid_form")
     assert await raw(b"{}", "multipart/form-data") == (400, "invalid_form")
     assert files_under(door.root) == []

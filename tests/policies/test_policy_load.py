@@ -154,6 +154,12 @@ def test_columns_point_into_conditions(tmp_path: Path) -> None:
     assert text.split("\n")[problem.line - 1][problem.column - 1 :].startswith("promt_tokens")
 
 
+@pytest.mark.parametrize("when", ["true", "[stream, stream]", "promt_tokens > 3", "prompt_tokens"])
+def test_every_fault_of_a_condition_is_where_it_stands(tmp_path: Path, when: str) -> None:
+    (problem,) = problems(write(tmp_path, p=policy("p", f"routes:\n  - when: {when}\n    tier: small\n")))
+    assert (problem.line, problem.column) == (5, 11)
+
+
 def test_all_files_are_reported(tmp_path: Path) -> None:
     found = problems(write(tmp_path, a=policy("a", "x: 1\n"), b=policy("b", "y: 1\n"), c=EVERYBODY))
     assert [Path(problem.file).name for problem in found] == ["a.yaml", "b.yaml"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from policies import yamlfile
 from policies.yamlfile import InvalidFile, Problem
@@ -49,6 +49,48 @@ def test_unknown_key(text: str, where: tuple[int, int], suggestion: str | None) 
     assert "unknown key" in problem.message
     assert problem.suggestion == suggestion
     assert suggestion is not None or "Known keys here: items, name, named." in problem.message
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("nám\u0065", "It holds U+00E1 (LATIN SMALL LETTER A WITH ACUTE)."),
+        ("n\u0430me", "It holds U+0430 (CYRILLIC SMALL LETTER A)."),
+        ("name\u200b", "It holds U+200B (ZERO WIDTH SPACE)."),
+    ],
+)
+def test_a_key_that_only_looks_right_has_its_odd_character_named(key: str, words: str) -> None:
+    (problem,) = faults(f"{key}: a\n")
+    assert words in problem.message
+    assert problem.suggestion == "name"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("name: a\nshort: abcd\n", "'short': it must have at most 3 characters, and has 4."),
+        ("name: a\nshort: ''\n", "'short': it must not be empty."),
+        ("name: a\nlong: a\n", "'long': it must have at least 2 characters, and has 1."),
+        ("name: a\nfew: [1, 2, 3]\n", "'few': it must have at most 1 entry, and has 3."),
+        ("name: a\nfew: []\n", "'few': it must not be empty."),
+        ("name: a\npairs: {a: 1}\n", "'pairs': it must have at least 2 entries, and has 1."),
+        ("name: a\nbig: 1\n", "'big': it must be greater than 5."),
+        ("name: a\nlower: A\n", "'lower': it must match pattern '^[a-z]$'."),
+    ],
+)
+def test_bounds_are_said_in_plain_words(text: str, words: str) -> None:
+    class Bounded(BaseModel):
+        name: str
+        short: str = Field("a", min_length=1, max_length=3)
+        long: str = Field("aa", min_length=2)
+        few: tuple[int, ...] = Field((1,), min_length=1, max_length=1)
+        pairs: dict[str, int] = Field({}, min_length=2)
+        big: int = Field(6, gt=5)
+        lower: str = Field("a", pattern="^[a-z]$")
+
+    with pytest.raises(InvalidFile) as caught:
+        yamlfile.validate(yamlfile.parse(text, "f.yaml"), Bounded)
+    assert [problem.message for problem in caught.value.problems] == [words]
 
 
 def test_a_misspelt_key_is_reported_once() -> None:
