@@ -1,7 +1,10 @@
 """What a policy in the shadow would have done with a request: decided after the answer was given, and put on record.
 
 Both decide from the same facts. What each decision would cost is reckoned with the tokens that were really used;
-another model would have used others. Whatever goes wrong here ends here: the request is over.
+another model would have used others. An answer from the cache costs what was charged for it; the shadow is taken to
+find it as well where it has the same model and the same mode of caching, and else to ask its model.
+
+Whatever goes wrong here ends here: the request is over.
 """
 
 from __future__ import annotations
@@ -72,6 +75,10 @@ def _difference(services: Services, life: Life, shadow: Policy, facts: Facts) ->
     would = decide(shadow, facts, services.outcomes.chooser(shadow))
     model, price = _model(services, life, made)
     shadow_model, shadow_price = _model(services, life, would)
+    if (row := life.served) is not None and row.outcome == "cache_hit":
+        if (shadow_model, would.cache.mode) == (model, made.cache.mode):
+            shadow_price = would.cache.charged(row.cost_nanousd + row.saved_nanousd)
+        price = row.cost_nanousd
     tier, shadow_tier = _tier(services, made, model), _tier(services, would, shadow_model)
     return {
         "policy": shadow.name,

@@ -16,8 +16,10 @@ from bench.mock_upstream import MockUpstream
 from gateway.cli.policy_rollout import show
 from gateway.ledger.reports import explain
 from gateway.ledger.schema import audit, notes, rollouts
+from gateway.policy_news import PolicyNews
 from gateway.rollouts import state
 from gateway.rollouts.report import report
+from tests.gateway.cached_door import EXACT, cached_door
 from tests.gateway.front_door import PRICE, FrontDoor, configuration, eventually, front_door
 
 OLD = """\
@@ -91,11 +93,15 @@ async def an_hour_later(door: FrontDoor) -> None:
         await connection.execute(rollouts.update().values(step_ms=rollouts.c.step_ms - 3_600_000))
 
 
-async def test_a_canary_that_fails_is_taken_back_and_stays_so(tried: FrontDoor) -> None:
+async def test_a_canary_that_fails_is_taken_back_and_stays_so(
+    tried: FrontDoor, caplog: pytest.LogCaptureFixture
+) -> None:
     await edit(tried, NEW + CANARY)
     sides = await ask(tried, 40)
     assert set(sides) == {"default", "next"}
     assert await rolled_back(tried)
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "tierline.rollouts"]
+    assert PolicyNews()(f"now error   {line}") == line, "the terminal of `tierline up` hears of it"
     assert set(await ask(tried, 40)) == {"default"}
 
     page = (await tried.client.get("/metrics")).text
@@ -297,6 +303,29 @@ rollout: {instead_of: default, mode: shadow}
     assert "3 to xlarge, 1 to small" in said
     page = (await tried.client.get("/metrics")).text
     assert 'tierline_shadow_decisions_total{policy="next",same="no",shadow_tier="xlarge",tier="small"} 3.0' in page
+
+
+async def test_an_answer_from_the_cache_costs_the_shadow_what_it_cost(
+    tmp_path: Path, upstream: MockUpstream, answer_cache: Path
+) -> None:
+    models = {"mock": {"tier": "small"}, "dear": {"tier": "xlarge", "upstream_model": "mock", "price": DEAR}}
+    shadow = EXACT.replace("name: default", "name: next") + "rollout: {instead_of: default, mode: shadow}\n"
+    async with cached_door(tmp_path, upstream, answer_cache, models=models) as door:
+        for tier in ("small", "xlarge"):
+            await edit(door, shadow.replace("tier: small", f"tier: {tier}"))
+            for cached in ("miss", "exact") if tier == "small" else ("exact",):
+                assert (await door.chat("auto")).headers["x-tierline-cache"].startswith(cached)
+                await door.services.writer.flush()
+        async with door.services.database.read() as connection:
+            found = (await connection.execute(notes.select().where(notes.c.kind == "shadow"))).mappings().all()
+        rows = {row["request_id"]: row for row in await door.rows()}
+        noted = [(json.loads(row["json"]), rows[row["request_id"]]) for row in found]
+    noted.sort(key=lambda pair: pair[1]["ts_ms"])
+    (asked, row), (alike, _), (other, _) = noted
+    assert asked["cost_nanousd"] == asked["shadow_cost_nanousd"] == row["cost_nanousd"] > 0
+    assert (alike["cost_nanousd"], alike["shadow_cost_nanousd"]) == (0, 0), "the shadow would have found it as well"
+    assert other["cost_nanousd"] == 0
+    assert other["shadow_cost_nanousd"] == row["input_tokens"] * 1000 + row["output_tokens"] * 6000
 
 
 async def test_a_shadow_that_fails_leaves_the_request_alone(tried: FrontDoor, monkeypatch: pytest.MonkeyPatch) -> None:
