@@ -5,17 +5,18 @@ The same text for `tierline policy explain`, the console and the log; `as_json` 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from policies import cel
-from policies.evaluate import Decision, decide
+from policies.evaluate import Chooser, Decision, decide
 from policies.expression import ConditionError
 from policies.facts import PROFILE_VARIABLES, VARIABLES, Facts
 from policies.load import Policy, PolicySet, Subject
 from policies.rules import Rule
 from policies.schema.escalation import Escalate
+from tiers.choose import choose
 from tiers.task import BY_VECTOR
 
 _LONG = 60  # characters of a text variable that are worth showing
@@ -43,6 +44,7 @@ class Explanation:
     decision: Decision
     rules: tuple[RuleOutcome, ...]
     tried: str = ""
+    learnt: bool = False
 
     @property
     def judged(self) -> str | None:
@@ -118,9 +120,10 @@ class Explanation:
         if decision.auto and decision.auto.p_success:
             lines.append(f"success  {_odds(decision.auto.p_success)}")
             lines.append(f"at least {_odds(decision.auto.lower)}")
-            lines.append(
-                "table    as shipped; a gateway that has learnt may decide otherwise: tierline explain REQUEST_ID"
+            shipped = (
+                "as shipped; a gateway that has learnt may decide otherwise: --learnt, or tierline explain REQUEST_ID"
             )
+            lines.append(f"table    {'as learnt until now' if self.learnt else shipped}")
         if self.judged:
             lines.append(f"judged   {_JUDGED[self.judged]}")
         lines.append("rules")
@@ -132,12 +135,18 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain(policies: PolicySet, subject: Subject, facts: Facts) -> Explanation:
-    """Decide a request and say why. Raises as `PolicySet.resolve` and `evaluate.decide`."""
+def explain(
+    policies: PolicySet, subject: Subject, facts: Facts, chosen_by: Callable[[Policy], Chooser] | None = None
+) -> Explanation:
+    """Decide a request and say why. Raises as `PolicySet.resolve` and `evaluate.decide`.
+
+    Args:
+        chosen_by: what `tier: auto` of a policy goes by; default: the shipped table.
+    """
     policy = policies.resolve(subject)
-    decision = decide(policy, facts)
+    decision = decide(policy, facts, choose if chosen_by is None else chosen_by(policy))
     outcomes = tuple(_outcomes(policy, facts, decision))
-    return Explanation(subject, policy, facts, decision, outcomes, _tried(policies, policy))
+    return Explanation(subject, policy, facts, decision, outcomes, _tried(policies, policy), chosen_by is not None)
 
 
 def _tried(policies: PolicySet, policy: Policy) -> str:

@@ -76,6 +76,9 @@ def explain(
     policies: Annotated[
         Path | None, typer.Option("--policies", help="Policy folder. Default: policies_dir of the configuration.")
     ] = None,
+    learnt: Annotated[
+        bool, typer.Option("--learnt", help="With tier: auto: by what the gateways have learnt, from the database.")
+    ] = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -124,7 +127,8 @@ def explain(
         max_tokens=body.get("max_completion_tokens") or body.get("max_tokens"),
         vector=vector_of(body["messages"], config),
     )
-    explanation = explain_request(found, subject, from_chat(body, context, profile))
+    chosen_by = policy_folder.learnt(settings_or_exit(config)) if learnt else None
+    explanation = explain_request(found, subject, from_chat(body, context, profile), chosen_by)
     if as_json:
         print_json(explanation.as_json())
     else:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,8 @@ from gateway.cli.common import config_path, settings_or_exit, short, with_databa
 if TYPE_CHECKING:
     from gateway.settings import Settings
     from policies.check import Report
+    from policies.evaluate import Chooser
+    from policies.policy import Policy
 
 
 def environment(path: Path | None, config: Path | None) -> tuple[Path, list[str] | None, list[str] | None]:
@@ -44,3 +48,18 @@ def advised(report: Report, settings: Settings, *, with_traffic: bool | None) ->
 def _at_hand(settings: Settings) -> bool:
     """Whether the ledger is the file in the data folder, and there."""
     return settings.storage.database_url is None and (settings.storage.data_dir / "tierline.db").exists()
+
+
+def learnt(settings: Settings) -> Callable[[Policy], Chooser]:
+    """What `tier: auto` of a policy chooses by, as the gateways have learnt. Ends where the database is away."""
+    from gateway.ledger.rows import now_ms
+    from gateway.outcomes import store
+    from gateway.outcomes.service import learned
+    from tiers.choose import choose
+
+    counted = with_database(settings, lambda database: store.read(database, now_ms() // store.DAY_MS))
+
+    def chosen_by(policy: Policy) -> Chooser:
+        return choose if policy.document.learn == "off" else partial(choose, table=learned(counted, policy.name)[0])
+
+    return chosen_by

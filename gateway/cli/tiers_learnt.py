@@ -114,6 +114,10 @@ def _print_costs(found: TierCosts) -> None:
     days = found.seconds / 86_400
     print(f"\nA month is 30 days at the rate of {found.requests:,} requests in {_span(found.seconds)}.", end="")
     print(" That is little to go by." if days < 1 else "")
+    print(
+        "claimed: what a published design for inference platforms, which reckons in yuan, says such a tier costs"
+        " a month in a small deployment. To compare with; not measured here."
+    )
     for tier in found.tiers:
         if tier.machines:
             print(f"{tier.tier}: {tier.machines} machine(s) by the hour; whether they carry all traffic is not known.")

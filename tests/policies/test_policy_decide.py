@@ -268,7 +268,7 @@ def test_an_explanation_says_everything(tmp_path: Path) -> None:
 def test_an_explanation_of_auto_says_that_a_gateway_may_have_learnt(tmp_path: Path) -> None:
     folder = write(tmp_path, p=policy("p", "routes: [{tier: auto}]\n"))
     text = explain(load(folder, ["small"]), Subject(), Facts(profile=LABEL)).as_text()
-    assert "table    as shipped; a gateway that has learnt may decide otherwise: tierline explain REQUEST_ID" in text
+    assert "table    as shipped; a gateway that has learnt may decide otherwise: --learnt, or tierline explain" in text
 
 
 def test_an_explanation_of_a_pin_looks_at_no_rule(tmp_path: Path) -> None:
