@@ -148,7 +148,7 @@ def _ipv6(text: str) -> bool:
 # Of European scripts, with accents that stand by themselves: those of scripts that put no blanks between words would
 # take in what stands before.
 _LETTERS: Final = r"A-Za-z0-9\x{c0}-\x{24f}\x{300}-\x{36f}\x{370}-\x{52f}"
-_EXTENSION: Final = r"(?:[ ,;]{0,2}(?i:x|ext\.?|extension|#)[ :.]{0,2}\d{1,6})?"
+_EXTENSION: Final = r"(?:[ ,;]{0,2}(?i:x|#|ext(?:ension)?[ :.]{0,2})\d{1,6})?"
 FORMS: Final[dict[str, tuple[Form, ...]]] = {
     "email": (
         Form(
@@ -157,7 +157,7 @@ FORMS: Final[dict[str, tuple[Form, ...]]] = {
         ),
     ),
     "phone": (
-        Form(rf"(?:\+|\b00)[1-9](?:[ ().\-/]{{0,2}}\d){{7,14}}{_EXTENSION}\b"),
+        Form(rf"(?:\+|\b00)[1-9](?:[ ().\-/]{{0,3}}\d){{7,14}}{_EXTENSION}\b"),
         Form(rf"(?:\(\d{{3}}\)[ .\-]{{0,2}}|\b\d{{3}}[-. ])\d{{3}}[-. ]\d{{4}}{_EXTENSION}\b"),
         Form(rf"\(\d{{3}}\) ?\d{{7}}{_EXTENSION}\b"),
         Form(r"\b1[3-9]\d[ -]?\d{4}[ -]?\d{4}\b"),

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.guarding.findings import Findings
+from gateway.guarding.text import Text
 from policies.check import check
 from policies.guards import Guard, compile_guards
 from policies.load import load_file
@@ -52,6 +54,8 @@ def redacted(text: str, **rule: Any) -> str:
         ("phone", "+1 415 555 2671x22"),
         ("phone", "415-555-2671x22"),
         ("phone", "415.555.2671, ext. 22"),
+        ("phone", "415 555 2671 #3"),
+        ("phone", "+49 30 \u2013 901820"),
         ("phone", "(415)5552671"),
         ("phone", "(415)555-2671"),
         ("phone", "138 0013 8000"),
@@ -230,3 +234,21 @@ def test_a_pattern_that_a_stream_cannot_hold_is_warned_of(tmp_path: Path, rules:
     warnings = [problem for problem in report.warnings if "passes unseen" in problem.message]
     assert len(warnings) == warned
     assert all("guardrails:" in (tmp_path / "policy.yaml").read_text().split("\n")[one.line - 2] for one in warnings)
+
+
+@pytest.mark.parametrize("size", [1, 7, 50])
+def test_a_stream_finds_the_longer_forms_as_a_whole_text_does(size: int) -> None:
+    rule = guard(action="redact", personal_data=["phone", "card_number", "iban"], phrases=["project phoenix"])
+    said = (
+        "4111 \u00a0 1111 \r\n1111  - 1111 12/27, +49 (0) 30 \u2013 901820 ext. 22, _project phoenix_ "
+        "de89  3704  0044  0532  0130  00 and be68 5390 0754 7034 with 3782.822463.10005; "
+    )
+    whole = said * 5
+    text, findings = Text(), Findings()
+    given = []
+    for at in range(0, len(whole), size):
+        text.held += whole[at : at + size]
+        given.append(text.take((rule,), 200, findings))
+    given.append(text.take((rule,), None, findings))
+    assert "".join(given) == rule.replace(whole, rule.find(whole))
+    assert findings.kinds["rule"] == {"card_number": 10, "phone": 5, "iban": 10, "rule": 5}
