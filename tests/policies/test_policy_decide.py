@@ -229,6 +229,7 @@ CONTEXT = Context("org", "team", "project", "key", ("a=b",), 0.5, None, datetime
         "tags == ['a=b']",
         "hour == 23 && weekday == 7",
         "budget.used == 0.5",
+        "language == ''",
     ],
 )
 def test_facts_of_a_chat_request(tmp_path: Path, condition: str) -> None:
