@@ -78,7 +78,7 @@ def test_what_fails_and_why(tmp_path: Path, example: str, wrong: str) -> None:
     ("example", "wrong"),
     [
         ("{name: x, text: Hi, expect: {}}", "expects something"),
-        ("{name: x, text: Hi, messages: [], expect: {tier: small}}", "at least 1 item"),
+        ("{name: x, text: Hi, messages: [], expect: {tier: small}}", "must not be empty"),
         ("{name: x, expect: {tier: small}}", "one of 'text', 'messages' and 'request'"),
         ("{name: x, request: {}, expect: {tier: small}}", "needs 'messages'"),
         ("{name: x, messages: [hello], expect: {tier: small}}", "keys with values"),
