@@ -181,6 +181,7 @@ def test_results_of_another_plan_are_refused():
     scheduler = make_scheduler(FakeRunner())
     scheduler.add([new(1, [1])])
     plan = scheduler.schedule()
+    assert [row.request_id for row in scheduler.schedule().rows] == [1], "one step may be begun ahead"
     with pytest.raises(RuntimeError, match="in flight"):
         scheduler.schedule()
     with pytest.raises(ValueError, match="do not match"):
