@@ -230,7 +230,7 @@ def test_engines_beside_each_other_find_their_pages_by_themselves(tmp_path):
     assert "--role decode" in lines["engine-d"]
     assert f"--kv-peer {where} --kv-peer tcp://10.0.0.9:1" in lines["engine-d"]
     assert "--role both" in lines["engine-e"]
-    assert "--kv-" not in lines["engine-e"].replace("--kv-redis", "")
+    assert "--kv-" not in lines["engine-e"].replace("--kv-redis", "").replace("--kv-dtype", "")
     seeds = {spec.env["TIERLINE_PAGE_SEED"] for spec in specs if spec.name.startswith("engine-")}
     assert len(seeds) == 1
 
